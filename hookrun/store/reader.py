@@ -81,7 +81,10 @@ class Run:
 
     @property
     def status(self) -> dict[str, Any]:
-        """status.json as it is now: `status`, `reason`, `started`, `ended`, `pid`, `host`, `exit_code`, `manifest`."""
+        """status.json as it is now: `status`, `reason`, `started`, `ended`, `pid`, `host`, `exit_code`, `manifest`.
+
+        Once the run has ended also `summary`: what it did, in a few words.
+        """
         return read_record(self.path / STATUS, Status)
 
     @cached_property

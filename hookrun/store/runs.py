@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
+from functools import partial
 from itertools import chain, starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args, overload
@@ -91,6 +92,7 @@ class Runs(Sequence["Run"]):
 
         - a text or a number: what the run has there, or one of its tags or overrides, or a text within a line of
           `hooks`; ``*`` stands for any characters
+        - a list of them, of which one must fit
         - a function of what the run has there; it is not called for a run that has nothing
 
         SpecError, with the nearest names, for keys that no run has, and for texts that no run has there.
@@ -138,12 +140,13 @@ class Runs(Sequence["Run"]):
         if key not in keys:
             yield Problem(shortened(key), f"no run of {self.folder} has it", nearest(key, keys))
             return
-        is_named = isinstance(condition, str) and "*" not in condition
-        may_be_new = not is_named or (key == "status" and condition in _STATUSES)
-        if not may_be_new and not any(_holds(summary, key, condition) for summary in self._all):
-            seen = {cell_of(summary, key) for summary in self._all if has_value(summary, key)}
-            near = nearest(condition, map(str, seen))
-            yield Problem(key, f"no run of {self.folder} has {shortened(repr(condition))} there", near)
+        texts = [each for each in _each(condition) if isinstance(each, str) and "*" not in each]
+        for text in texts:
+            is_status = key == "status" and text in _STATUSES  # which no run may have now
+            if not is_status and not any(_holds(summary, key, text) for summary in self._all):
+                seen = chain.from_iterable(_each(value_of(summary, key)) for summary in self._all)
+                near = nearest(text, set(map(str, seen)) - {"", "None"})
+                yield Problem(key, f"no run of {self.folder} has {shortened(repr(text))} there", near)
 
 
 def runs(folder: str | os.PathLike[str] | None = None) -> Runs:
@@ -161,10 +164,10 @@ def runs(folder: str | os.PathLike[str] | None = None) -> Runs:
         near = nearest(root.name, [path.name for path in root.parent.glob("*/")])
         raise StoreError(f"{root} is not a folder of runs: {near}")
     with os_errors(f"cannot read {root}"), ThreadPoolExecutor(_THREADS) as pool:
-        folders = [root / name for name in sorted(os.listdir(root))]
-        paths = [root] if is_run(root) else list(chain.from_iterable(pool.map(_runs_at, folders)))
-        names = [str(path)[len(str(root)) :].lstrip("/") or root.name for path in paths]
-        found = list(pool.map(summary_of, paths, names))
+        names = [entry.name for entry in os.scandir(root) if entry.is_dir(follow_symlinks=False)]
+        if is_run(root):
+            names = [""]
+        found = list(chain.from_iterable(pool.map(partial(_found_at, root), names)))
     found.sort(key=lambda summary: (summary.started or summary.name, by_number(summary.name)), reverse=True)
     return Runs(root, found)
 
@@ -174,11 +177,13 @@ def is_run(folder: Path) -> bool:
     return os.path.lexists(folder / STATUS) or os.path.isdir(folder / HYDRA)
 
 
-def _runs_at(folder: Path) -> list[Path]:
-    """The folder if it holds a run, otherwise the folders below it that do."""
-    if folder.name.startswith(".") or folder.is_symlink():
+def _found_at(root: Path, name: str) -> list[RunSummary]:
+    """The summaries of the run of this name in the folder, or of those below a folder of this name."""
+    folder = root / name
+    if name.startswith("."):
         return []
-    return [folder] if is_run(folder) else list(run_folders(folder))
+    paths = [folder] if is_run(folder) else run_folders(folder)
+    return [summary_of(path, str(path)[len(str(root)) :].lstrip("/") or root.name) for path in paths]
 
 
 def run_folders(folder: Path) -> Iterator[Path]:
@@ -219,11 +224,18 @@ def _holds(summary: RunSummary, key: str, condition: Any) -> bool:
     value = value_of(summary, key)
     if callable(condition):
         return has_value(summary, key) and bool(condition(value))
+    return any(_is(part, each, key) for part in _each(value) for each in _each(condition))
+
+
+def _is(value: Any, condition: Any, key: str) -> bool:
     text = f"*{condition}*" if key == "hooks" else str(condition)
-    parts = value if isinstance(value, tuple) else (value,)
     if "*" in text:
-        return any(fnmatchcase(str(part), text.replace("[", "[[]")) for part in parts)
-    return value == condition or text in map(str, parts)
+        return fnmatchcase(str(value), text.replace("[", "[[]"))
+    return bool(value == condition) or str(value) == text
+
+
+def _each(value: Any) -> Iterable[Any]:
+    return value if isinstance(value, list | tuple | set | frozenset) else (value,)
 
 
 def _sort_key(value: Any) -> tuple[bool, float, str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from hookrun.engine.keys import key_of
 from hookrun.errors import printable, shortened
-from hookrun.store.description import SUMMARY, Description, and_more, describe
+from hookrun.store.description import MOST_LINE, SUMMARY, Description, and_more, describe
 from hookrun.store.files import MissingFile, StoreError
 from hookrun.store.format import STATUS
 from hookrun.store.records import Status, checked, read_record
@@ -79,8 +79,8 @@ def summary_of(folder: Path, name: str | None = None) -> RunSummary:
         **vars(described),
         path=folder,
         name=folder.name if name is None else name,
-        status=str(status.get("status", NOT_STARTED)),
-        reason=str(status.get("reason") or ""),
+        status=shortened(status.get("status", NOT_STARTED), _WORD),
+        reason=shortened(status.get("reason") or "", MOST_LINE),
         started=started or "",
         ended=ended or "",
         seconds=None if reason else seconds_between(started, ended),

@@ -43,6 +43,13 @@ def test_an_analysis_names_its_run() -> None:
     assert "duration" not in cut_off
 
 
+def test_tags_and_note_are_in_the_summary() -> None:
+    config = {"tags": ["a", "b"], "note": "one \x1b try"}
+    rows = dict(summary.build(RunData(Path("a"), STATUS, config=config)) or [])
+    assert (rows["tags"], rows["note"]) == ("a, b", "one \\x1b try")
+    assert "note" not in dict(summary.build(RunData(Path("a"), STATUS, config={"note": ["x"]})) or [])
+
+
 # ---- plan and model
 
 

@@ -64,6 +64,13 @@ def test_names_in_a_sweep_are_escaped(copied: Path, remade) -> None:
     assert "x" not in found.links
 
 
+def test_the_note_of_a_job_is_in_the_table(copied: Path, remade) -> None:
+    config = copied / "3/.hydra/config.yaml"
+    OmegaConf.save({**OmegaConf.load(config), "note": "a longer one"}, config)
+    assert "a longer one" in remade(copied).text
+    assert [row["note"] for row in table(copied)] == ["", "", "", "a longer one", "", ""]
+
+
 def test_texts_of_the_table_are_not_formulas(copied: Path, remade) -> None:
     formulas = [" =1", "=cmd|' /C calc'!A0", "\uff0b1+1", "-2+3", "@SUM(A1)", "\t=1"]
     for job, text in enumerate(formulas):

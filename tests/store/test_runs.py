@@ -100,6 +100,14 @@ def test_a_killed_run_is_listed_as_cut_off(tmp_path: Path) -> None:
     assert "2147483647" in found.reason
 
 
+def test_a_long_reason_is_one_short_line(tmp_path: Path) -> None:
+    path = made_run(tmp_path / "run")
+    change(path, status="failed", reason="first\nsecond\n" * 9_000)
+    found = summary_of(path)
+    assert len(found.reason) < 2_000
+    assert found.reason.isprintable()
+
+
 @pytest.mark.parametrize(
     ("file", "text", "status"),
     [
@@ -242,6 +250,8 @@ def test_a_missing_folder_names_the_nearest(folder: Path) -> None:
         ({"experiment": "clip_fc", "status": "done"}, ["b"]),
         ({"tags": "paper"}, ["b"]),
         ({"note": "a*"}, ["a"]),
+        ({"status": ["failed", "stopped"]}, ["c"]),
+        ({"experiment": ("other", "clip*")}, ["a", "b"]),
         ({"hooks": "clamp"}, ["c", "a", "b"]),
         ({"hooks": "clip_fc"}, ["c", "a", "b"]),
         ({"hooks.clip_fc.max": 0.01}, ["b"]),
@@ -277,6 +287,8 @@ def test_wrong_keys_and_values_name_the_nearest(folder: Path) -> None:
     assert hints["experiment"] == "did you mean 'clip_fc'?"
     assert hints["val/acuracy"].startswith("did you mean 'val/accuracy'")
     assert hints["status"] == "did you mean 'done'?"
+    with pytest.raises(hookrun.SpecError, match="did you mean 'paper'"):
+        hookrun.runs(folder).where(tags=["paper", "papers"])
     with pytest.raises(hookrun.SpecError, match="did you mean 'started'"):
         hookrun.runs(folder).sorted("startd")
 

@@ -322,6 +322,15 @@ def test_tags_are_the_user_s_own_words(notes, capsys) -> None:
     assert "tags: found 'paper': expected a valid list" in capsys.readouterr().err
 
 
+def test_the_note_is_one_sentence_of_the_user(notes, capsys) -> None:
+    assert main(['note="without the last layer, again"']) == 0
+    assert notes.prepared[0][0].settings.note == "without the last layer, again"
+    assert main(["note=[a]"]) == main([f"note={'x' * 501}"]) == 2
+    printed = capsys.readouterr().err
+    assert "note: found ['a']: expected a valid string" in printed
+    assert "at most 500" in printed
+
+
 def test_a_quick_preset() -> None:
     train = compose_dict(["train=quick"])["train"]
     assert train["epochs"] == 1
