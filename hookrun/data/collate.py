@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from hookrun.data.given import collate_given
+from hookrun.data.given import collate_of_loaders
 from hookrun.data.info import DataInfo, TensorInfo
 from hookrun.data.samples import Samples
 from hookrun.data.settings import LIST, STACK, Data
@@ -48,7 +48,7 @@ def collate_of(config: Data) -> Collate:
     if config.collate == STACK:
         return stacked
     if config.collate == GIVEN:
-        return collate_given()
+        return collate_of_loaders()
     if config.collate == LIST:
         return partial(_joined, list)
     if ":" not in config.collate:

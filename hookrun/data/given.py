@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
-from hookrun.data.info import SPLITS, DataInfo, InputsInfo, Split, TensorInfo
-from hookrun.data.own import as_tensors, info_of, info_of_inputs, number_of_classes
+from hookrun.data.info import SPLITS, DataInfo, Split, TensorInfo
+from hookrun.data.own import as_tensors, described, read
 from hookrun.data.samples import Samples, TensorSamples
 from hookrun.data.source import Source
 from hookrun.engine.keys import GIVEN
@@ -21,6 +21,7 @@ from hookrun.errors import HookrunError, nearest, reason, refused_at, spec_error
 
 WHERE = "data"
 _FORM = "(input, target), an input alone, or a dict of the model's keywords"
+_PAIR = 2
 _lent: ContextVar[Any] = ContextVar("lent data", default=None)
 
 
@@ -58,14 +59,15 @@ def samples_in(part: Any) -> Any:
     return part.dataset if isinstance(part, DataLoader) else part
 
 
+def sampler_of(loader: DataLoader[Any]) -> Any:
+    """What decides the order of the samples of a loader."""
+    return getattr(loader.batch_sampler, "sampler", loader.batch_sampler)
+
+
 def _check(part: Any) -> None:
+    """Raise SpecError for what has no samples that can be read by their numbers."""
     samples = samples_in(part)
     kind = type(samples).__qualname__
-    if isinstance(part, DataLoader) and not isinstance(samples, IterableDataset):
-        makes_batches = type(part).__iter__ is DataLoader.__iter__ and part.batch_sampler is not None
-        if not makes_batches:
-            what = f"the {type(part).__qualname__} does not make batches from lists of the numbers of samples"
-            raise spec_error(WHERE, what, "give its data set, with data.batch_size")
     if isinstance(samples, tuple):
         hint = "give a list of samples, or torch.utils.data.TensorDataset(inputs, targets)"
         raise spec_error(WHERE, "a tuple may be samples, or inputs and targets", hint)
@@ -75,13 +77,62 @@ def _check(part: Any) -> None:
         raise spec_error(WHERE, f"the {kind} has no samples that can be read by their numbers", hint)
     if not len(samples):
         raise spec_error(WHERE, f"the {kind} has no samples", "give at least one")
+    if part is not samples and (type(part).__iter__ is not DataLoader.__iter__ or part.batch_sampler is None):
+        what = f"the {type(part).__qualname__} does not make batches from lists of the numbers of samples"
+        raise spec_error(WHERE, what, "give its data set, with data.batch_size")
+
+
+def settings_of(parts: Mapping[Split, Any]) -> dict[str, Any]:
+    """The keys of the section `data` that loaders decide. SpecError if they make batches by different functions."""
+    settings = dict[str, Any]()
+    for part in parts.values():
+        if isinstance(part, DataLoader):
+            settings["workers"] = part.num_workers
+            if part.batch_size is not None:
+                settings["batch_size"] = part.batch_size
+    if _collate_of(parts) is not default_collate:
+        settings["collate"] = GIVEN
+    return settings
+
+
+def _collate_of(parts: Mapping[Split, Any]) -> Any:
+    """The function that makes batches of the samples of every split."""
+    functions = list[Any]()
+    for part in parts.values():
+        functions.append(part.collate_fn if isinstance(part, DataLoader) else default_collate)
+    if any(each != functions[0] for each in functions):
+        hint = "give a loader with the same collate_fn for each"
+        raise spec_error(WHERE, "the splits make batches by different functions", hint)
+    return functions[0]
+
+
+def collate_of_loaders() -> Callable[[Sequence[Any]], tuple[Any, Any]]:
+    """Samples -> inputs and targets of a batch, made by the function of the loaders."""
+    return partial(_collated, _collate_of(_lent_parts("train")))
+
+
+def _collated(collate: Callable[[Any], Any], samples: Sequence[Any]) -> tuple[Any, Any]:
+    try:
+        batch = collate(samples)
+    except Exception as error:
+        raise HookrunError(f"{WHERE}: collate_fn failed: {reason(error)}") from error
+    return _pair(batch, "a batch")
+
+
+def _lent_parts(split: Split) -> dict[Split, Any]:
+    """The parts of the data; `split` as in `parts_of`. Raises SpecError where none is given."""
+    data = _lent.get()
+    if data is None:
+        hint = "give it again: hookrun.run(…, data=DATA); labels of rows are in it, by their sample_ids"
+        raise spec_error(f"{WHERE}.name", "the data was given from Python, and is not stored", hint)
+    return parts_of(data, split)
 
 
 class GivenData(Source):
     """The data that was given from Python.
 
     args:     split -> the record of its data
-    as_given: samples may be anything, for a collate function of the user's own
+    as_given: samples may be anything, for a function that makes batches of them
     """
 
     name = GIVEN
@@ -91,131 +142,67 @@ class GivenData(Source):
     @property
     def parts(self) -> dict[Split, Any]:
         """The part of each split. Raises SpecError where none is given."""
-        if _lent.get() is None:
-            hint = "give it again: hookrun.run(…, data=DATA), or name a data set"
-            raise spec_error(f"{WHERE}.name", "the data was given from Python", hint)
-        return parts_of(_lent.get(), "val" if "val" in self.args else "train")
+        return _lent_parts("val" if "val" in self.args else "train")
 
     def inspect(self, root: Path | None, split: Split) -> DataInfo:
         """One sample is read for its shape and dtype."""
         samples = self.open(root, split, 0)
-        inputs: Any = {}
-        target: Any = None
-        if not self.as_given:
-            with refused_at(WHERE, f"let a sample be {_FORM}"):
-                inputs, target = samples[0]
-        inputs_info = info_of_inputs(inputs)
-        target_info = info_of(target) if isinstance(target, Tensor) and target.numel() else None
         sizes: dict[Split, int | None] = dict.fromkeys(SPLITS, 0)
         for each, part in self.parts.items():
-            # how many of them a pass of a loader reads is its own matter
+            # which samples a pass of a loader has is its own matter
             sizes[each] = None if isinstance(part, DataLoader) else len(part)
-        return DataInfo(
-            name=GIVEN,
-            inputs=inputs_info,
-            target=target_info,
-            num_classes=number_of_classes(samples_in(self.parts[split])),
-            sizes=sizes,
-            samples=samples,
-            remarks=partial(self._remarks, split, inputs_info, target_info),
-        )
+        data = samples_in(self.parts[split])
+        with refused_at(WHERE, f"let a sample be {_FORM}"):
+            info = described(GIVEN, data, samples, sizes, as_given=self.as_given)
+        return replace(info, remarks=partial(self._remarks, split, info))
 
-    def _remarks(self, split: Split, inputs: InputsInfo, target: TensorInfo | None) -> Iterator[str]:
+    def _remarks(self, split: Split, info: DataInfo) -> Iterator[str]:
         for each, part in self.parts.items():
             line = f"data given from Python, {each}: {len(samples_in(part))} samples of a {type(part).__qualname__}"
             if isinstance(part, DataLoader):
-                sampler = getattr(part.batch_sampler, "sampler", part.batch_sampler)
-                line += (
-                    f", in {len(part)} batches of its own in the order of its {type(sampler).__qualname__}"
-                )
+                line += f", in {len(part)} batches of its own in the order of its {type(sampler_of(part)).__qualname__}"
             yield line
-        if inputs:
-            named = {"input": inputs} if isinstance(inputs, TensorInfo) else inputs
-            of_sample = [f"{name} {info}" for name, info in named.items()]
-            yield f"  a sample of {split}: {', '.join(of_sample)}; target {target or 'none'}"
+        if info.inputs:
+            inputs = {"input": info.inputs} if isinstance(info.inputs, TensorInfo) else info.inputs
+            of_sample = [f"{name} {tensor}" for name, tensor in inputs.items()]
+            yield f"  a sample of {split}: {', '.join(of_sample)}; target {info.target or 'none'}"
 
     def open(self, root: Path | None, split: Split, seed: int) -> Samples:
         part = self.parts.get(split)
         if part is None:
-            raise spec_error(
-                WHERE, f"the split '{split}' has no samples", f"give them: data={{'{split}': DATA}}"
-            )
+            hint = f"give some: data={{'{split}': DATA}}"
+            raise spec_error(WHERE, f"the split '{split}' has no samples", hint)
         data = samples_in(part)
-        classes = getattr(data, "classes", ())
-        if not isinstance(classes, list | tuple) or not all(isinstance(each, str) for each in classes):
-            classes = ()
-        if type(data) is TensorDataset and len(data.tensors) == 2 and not self.as_given:
-            samples: Samples = TensorSamples(*data.tensors, classes)
+        if type(data) is TensorDataset and len(data.tensors) == _PAIR and not self.as_given:
+            samples: Samples = TensorSamples(data.tensors[0], data.tensors[1])
         else:
-            samples = Samples(len(data), partial(_read, data, self.as_given), classes=classes)
+            samples = Samples(len(data), partial(_read, data, self.as_given))
             samples.draws = not isinstance(data, list)
+        classes = getattr(data, "classes", ())
+        if isinstance(classes, list | tuple):
+            samples.classes = [str(each) for each in classes]
         if isinstance(part, DataLoader):
             samples.sampler = part.batch_sampler
         return samples
 
 
 def _read(data: Any, as_given: bool, index: int) -> Any:
-    """Sample `index` of the data, as (input, target) of tensors."""
+    """Sample `index` of the data, as (input, target) of tensors unless it stays as given."""
     at = f"sample {index} of the {type(data).__qualname__}"
-    try:
-        sample = data[index]
-    except (IndexError, HookrunError):
-        raise
-    except Exception as error:
-        raise HookrunError(f"{at} failed: {reason(error)}") from error
+    sample = read(data, index, at)
     if as_given:
         return sample
-    return as_tensors(*_pair(sample, at), at)
+    inputs, target = _pair(sample, at)
+    return as_tensors(inputs, target, at)
 
 
 def _pair(value: Any, at: str) -> tuple[Any, Any]:
-    """Inputs and targets of a sample or a batch; None for targets that it does not have."""
+    """The inputs and the targets of a sample or a batch; None for targets that it does not have."""
     if not isinstance(value, tuple | list):
         return value, None
     if len(value) == 1:
         return value[0], None
-    if len(value) != 2:
+    if len(value) != _PAIR:
         what = f"{at} is a {type(value).__qualname__} of {len(value)}, expected {_FORM}"
         raise HookrunError(f"{what}; several inputs are a tuple: ((a, b), target)")
     return value[0], value[1]
-
-
-def collate_of(parts: Mapping[Split, Any]) -> Callable[[Any], Any] | None:
-    """The function of the loaders that makes batches; None if it is torch's. SpecError if they have different ones."""
-    functions = list[Any]()
-    for part in parts.values():
-        functions.append(part.collate_fn if isinstance(part, DataLoader) else default_collate)
-    if any(each != functions[0] for each in functions):
-        raise spec_error(
-            WHERE,
-            "the splits have different functions collate_fn",
-            "give all of them one loader each, with the same",
-        )
-    return None if functions[0] is default_collate else functions[0]
-
-
-def settings_of(parts: Mapping[Split, Any]) -> dict[str, Any]:
-    """The keys of the section `data` that loaders decide."""
-    settings = dict[str, Any]()
-    if collate_of(parts) is not None:
-        settings["collate"] = GIVEN
-    for part in parts.values():
-        if isinstance(part, DataLoader):
-            settings["workers"] = part.num_workers
-            if part.batch_size is not None:
-                settings["batch_size"] = part.batch_size
-    return settings
-
-
-def collate_given() -> Callable[[Sequence[Any]], tuple[Any, Any]]:
-    """Samples -> inputs and targets of a batch, by the loaders' own function."""
-    collate: Any = collate_of(parts_of(_lent.get(), "train"))
-
-    def collated(samples: Sequence[Any]) -> tuple[Any, Any]:
-        try:
-            batch = collate(samples)
-        except Exception as error:
-            raise HookrunError(f"{WHERE}: the loader's collate_fn failed: {reason(error)}") from error
-        return _pair(batch, "a batch")
-
-    return collated

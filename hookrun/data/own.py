@@ -49,19 +49,12 @@ class OwnData(Source):
             raise spec_error(
                 FACTORY, f"the split '{split}' has no samples", "return a data set with some for it"
             )
-        samples = self._samples(data)
+        sizes: dict[Split, int | None] = {
+            each: 0 if part is None else len(part) for each, part in parts.items()
+        }
         hint = f"sample i is {_FORM}; for anything else set data.collate=mypkg.data:collate"
         with refused_at(FACTORY, hint, tell=lambda error: str(error).removeprefix(f"{FACTORY}: ")):
-            first = samples[0]
-        inputs, target = ({}, torch.empty(0)) if self.as_given else first
-        return DataInfo(
-            name=self.factory.text,
-            inputs=info_of_inputs(inputs),
-            target=info_of(target) if isinstance(target, Tensor) and target.numel() else None,
-            num_classes=number_of_classes(data),
-            sizes={each: 0 if part is None else len(part) for each, part in parts.items()},
-            samples=samples,
-        )
+            return described(self.factory.text, data, self._samples(data), sizes, as_given=self.as_given)
 
     def open(self, root: Path | None, split: Split, seed: int) -> Samples:
         data = self._made(split, seed)
@@ -89,7 +82,23 @@ class OwnData(Source):
         return data
 
 
-def number_of_classes(data: Any) -> int | None:
+def described(
+    name: str, data: Any, samples: Samples, sizes: dict[Split, int | None], *, as_given: bool
+) -> DataInfo:
+    """The description of a user's data set with so many samples in each split; its first sample is read."""
+    first = samples[0]
+    inputs, target = ({}, torch.empty(0)) if as_given else first
+    return DataInfo(
+        name=name,
+        inputs=_info_of_inputs(inputs),
+        target=_info_of(target) if isinstance(target, Tensor) and target.numel() else None,
+        num_classes=_number_of_classes(data),
+        sizes=sizes,
+        samples=samples,
+    )
+
+
+def _number_of_classes(data: Any) -> int | None:
     """What `num_classes` of the data set says, or else how many `classes` it has; None: it does not say."""
     count = getattr(data, "num_classes", None)
     classes = getattr(data, "classes", None)
@@ -98,34 +107,37 @@ def number_of_classes(data: Any) -> int | None:
     return count if isinstance(count, int) and count > 0 else None
 
 
-def info_of(tensor: Tensor) -> TensorInfo:
-    """The description of a tensor of one sample."""
+def _info_of(tensor: Tensor) -> TensorInfo:
     return TensorInfo(tuple(tensor.shape), tensor.dtype)
 
 
-def info_of_inputs(inputs: Any) -> InputsInfo:
-    """The description of the inputs of one sample; no names for inputs other than a tensor or a dict of tensors."""
+def _info_of_inputs(inputs: Any) -> InputsInfo:
     if isinstance(inputs, Tensor):
-        return info_of(inputs)
+        return _info_of(inputs)
     if isinstance(inputs, dict) and all(isinstance(each, Tensor) for each in inputs.values()):
-        return {name: info_of(each) for name, each in inputs.items()}
+        return {name: _info_of(each) for name, each in inputs.items()}
     return {}
 
 
 def _read(data: Any, name: str, as_given: bool, index: int) -> Any:
     """Sample `index` of the data set that the factory `name` has made, checked and converted to tensors."""
     at = f"{FACTORY}: sample {index} of '{name}'"
-    try:
-        sample = data[index]
-    except (IndexError, HookrunError):
-        raise
-    except Exception as error:
-        raise HookrunError(f"{at} failed: {reason(error)}") from error
+    sample = read(data, index, at)
     if as_given:
         return sample
     if not isinstance(sample, tuple | list) or len(sample) != 2:
         raise HookrunError(f"{at} is a {type(sample).__qualname__}, expected {_FORM}")
     return as_tensors(sample[0], sample[1], at)
+
+
+def read(data: Any, index: int, at: str) -> Any:
+    """``data[index]``; HookrunError that begins with `at` if the user's code fails."""
+    try:
+        return data[index]
+    except (IndexError, HookrunError):
+        raise
+    except Exception as error:
+        raise HookrunError(f"{at} failed: {reason(error)}") from error
 
 
 def as_tensors(inputs: Any, target: Any, at: str) -> tuple[Any, Any]:

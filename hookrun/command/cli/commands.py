@@ -12,7 +12,7 @@ import string
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
@@ -90,7 +90,7 @@ def execute(arguments: Sequence[str], outcome: Outcome | None = None, given: Giv
                     _refuse_fail_fast(fail_fast)
                     from hookrun.command.cli.running import resumed
 
-                    with given.lent():
+                    with given.lent(resumes=True):
                         return resumed(command, trust, resume, outcome, given)
                 overrides = [text for text in command.overrides if text not in PLAN]
                 is_plan = len(overrides) < len(command.overrides)
@@ -124,12 +124,14 @@ def _stored_sweep(
     from hookrun.command.compose.given import require_given
     from hookrun.command.sweeps.resumed import is_sweep, sweep_command, sweep_folder
     from hookrun.store.config.stored import read_yaml
+    from hookrun.store.files import StoreError
     from hookrun.store.format import MULTIRUN
 
     if not flags.multirun and not is_sweep(resume.name):
         return None
     folder = sweep_folder(resume.name)
-    require_given(read_yaml(folder / MULTIRUN, folder), given, folder)
+    with suppress(StoreError):  # what cannot be read is refused later, where it is needed
+        require_given(read_yaml(folder / MULTIRUN, folder), given, folder)
     groups = command.app.config_loader.list_groups("")
     has_folder = flags.config_dir is not None
     name, overrides = sweep_command(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,15 @@ from hookrun.command.compose.overrides import RESUME
 from hookrun.data.info import ALL, Split
 from hookrun.engine.keys import GIVEN, key_of, root_of
 from hookrun.errors import Problem, first_lines, refuse, spec_error
-from hookrun.run.experiment.given import Given
+from hookrun.run.experiment.given import SECTIONS, Given, Sections
 from hookrun.run.experiment.model_task import ModelTask
 from hookrun.run.tasks import Task, tasks
 from hookrun.store.format import CHECKPOINTS, differences
 
-SECTIONS = ("model", "data")
-_KEPT = ("data.batch_size", "data.collate", "data.workers", "model.weights")
-"""Keys that may be typed beside data or a model that is given."""
+_KEPT = ("data.batch_size", "data.collate", "data.workers")
+"""Keys that hold beside data that is given, unless it is a loader, which has its own."""
+_NO_WEIGHTS = "model.weights"
+_ALONE = "what is given from Python is in this process alone"
 
 
 def place_given(cfg: DictConfig, given: Given) -> None:
@@ -29,61 +30,73 @@ def place_given(cfg: DictConfig, given: Given) -> None:
 
     Raises SpecError for typed overrides of these sections, and for what cannot go with it.
     """
-    typed = [str(text) for text in cfg.hydra.overrides.task]
-    refuse(
-        Problem(
-            text,
-            f"and {root_of(text)} is given from Python, in place of {root_of(text)}.*",
-            "leave one of them out",
-        )
-        for text in typed
-        if root_of(text) in given.names and key_of(text) not in _KEPT
-    )
-    task = _task(cfg)[0]
-    if task is not None and not (task.shows or issubclass(task, ModelTask)):
-        raise spec_error(
-            "task", f"task={task.task_name} runs no model on data", f"leave out {' and '.join(given.names)}"
-        )
-    if given.model is not None and OmegaConf.select(cfg, "model.weights") is not None:
-        hint = "load them into the module, and set model.weights=null"
-        raise spec_error("model.weights", "the module that is given has its weights", hint)
-    if OmegaConf.select(cfg, "compute.strategy", default="none") != "none":
-        what = "what is given from Python is in this process alone"
-        raise spec_error(
-            "compute.strategy", what, "name model and data in the configuration, or set it to none"
-        )
-    split = _split(cfg)
-    if cfg.hydra.mode is RunMode.MULTIRUN and cfg.hydra.launcher.get("_target_") != BASIC_LAUNCHER:
-        what = "what is given from Python is in this process alone, and this launcher starts others"
-        raise spec_error("hydra.launcher", what, "leave it out: jobs then run one after the other")
-    with read_write(cfg), open_dict(cfg):
-        for name, record in given.record(split).items():
-            kept = {key: value for key, value in _plain(cfg.get(name)).items() if f"{name}.{key}" in _KEPT}
-            cfg[name] = {**kept, "name": GIVEN, "args": record}
-        if given.data is not None:
-            from hookrun.data.given import parts_of, settings_of
-
-            cfg.data.update(settings_of(parts_of(given.data, split)))
-    with read_write(cfg.hydra), open_dict(cfg.hydra):
-        for name in given.names:
+    sections = given.sections(_split(cfg))
+    refuse(_problems(cfg, sections))
+    with read_write(cfg), open_dict(cfg), read_write(cfg.hydra), open_dict(cfg.hydra):
+        for name, section in sections.items():
+            kept = {key: value for key, value in cfg[name].items() if f"{name}.{key}" in _KEPT}
+            cfg[name] = {**section, **{key: value for key, value in kept.items() if key not in section}}
             cfg.hydra.runtime.choices[name] = GIVEN
 
 
-def _task(cfg: DictConfig) -> tuple[type[Task] | None, Any]:
-    """The class of the task, if there is one, and its `split`."""
-    section: Any = _plain(cfg.get("task"))
-    name = section.get("name", "train") if isinstance(section, Mapping) else section
-    return tasks().get(name), section.get("split") if isinstance(section, Mapping) else None
+def _problems(cfg: DictConfig, sections: Sections) -> Iterator[Problem]:
+    """What does not go with the sections that are given."""
+    for text in cfg.hydra.overrides.task:
+        root = root_of(text)
+        key = key_of(text)
+        holds = key == _NO_WEIGHTS or (
+            key in _KEPT and key.removeprefix("data.") not in sections.get(root, ())
+        )
+        if root in sections and not holds:
+            yield Problem(
+                text, f"and {root} is given from Python, in place of {root}.*", "leave one of them out"
+            )
+    task = _task(cfg)
+    if task is not None and not (task.shows or issubclass(task, ModelTask)):
+        hint = f"leave out {' and '.join(sections)}"
+        yield Problem("task", f"task={task.task_name} does not run a model on data", hint)
+    if "model" in sections and OmegaConf.select(cfg, _NO_WEIGHTS) is not None:
+        hint = f"load them into it, and set {_NO_WEIGHTS}=null"
+        yield Problem(_NO_WEIGHTS, "the module that is given has its weights", hint)
+    if OmegaConf.select(cfg, "compute.strategy") not in (None, "none"):
+        yield Problem(
+            "compute.strategy", _ALONE, "set it to none, or name model and data in the configuration"
+        )
+    is_sweep = cfg.hydra.mode is RunMode.MULTIRUN
+    if is_sweep and cfg.hydra.launcher.get("_target_") != BASIC_LAUNCHER:
+        yield Problem("hydra/launcher", f"{_ALONE}, and this launcher starts others", "leave it out")
+
+
+def _task(cfg: DictConfig) -> type[Task] | None:
+    """The class of the task; None if there is none of its name, which is refused later."""
+    section: Any = cfg.get("task")
+    return tasks().get(section.get("name", "train") if isinstance(section, Mapping) else section)
 
 
 def _split(cfg: DictConfig) -> Split:
     """The split of data that does not say it: train for a task that trains, else the task's, by default val."""
-    task, split = _task(cfg)
-    return "train" if split in ("train", ALL) or (task is not None and task.trains) else "val"
+    task = _task(cfg)
+    if task is not None and task.trains:
+        return "train"
+    section: Any = cfg.get("task")
+    split = section.get("split") if isinstance(section, Mapping) else None
+    return "train" if split in ("train", ALL) else "val"
 
 
-def _plain(section: Any) -> Any:
-    return OmegaConf.to_container(section, resolve=False) if OmegaConf.is_config(section) else section
+def given_in(config: Any) -> list[str]:
+    """The sections of a stored configuration in whose place something was given from Python."""
+    names = list[str]()
+    for name in SECTIONS:
+        section = config.get(name) if isinstance(config, Mapping) else None
+        if isinstance(section, Mapping) and section.get("name") == GIVEN:
+            names.append(name)
+    return names
+
+
+def resuming_call(names: list[str], folder: str) -> str:
+    """The call that goes on with a run or sweep to which these sections were given."""
+    arguments = ", ".join(f"{name}=…" for name in names)
+    return f"hookrun.run({arguments}, overrides=[{f'{RESUME}={folder}'!r}])"
 
 
 def require_given(config: Any, given: Given, folder: Path) -> None:
@@ -91,38 +104,30 @@ def require_given(config: Any, given: Given, folder: Path) -> None:
 
     config: its stored configuration
     """
-    stored = [name for name in SECTIONS if _is_given(config, name)]
+    stored = given_in(config)
     lacking = [name for name in stored if name not in given.names]
     if lacking:
-        arguments = ", ".join(f"{name}=…" for name in stored)
-        hint = f"go on from Python: hookrun.run({arguments}, overrides=['resume={folder}'])"
-        raise spec_error(RESUME, f"{folder} was given {' and '.join(lacking)} from Python", hint)
+        what = f"{folder} was given {' and '.join(lacking)} from Python"
+        raise spec_error(RESUME, what, f"go on from Python: {resuming_call(stored, str(folder))}")
     for name in given.names:
         if name not in stored:
-            raise spec_error(RESUME, f"{folder} names its own {name}", f"leave out {name}=…")
+            raise spec_error(RESUME, f"the configuration of {folder} names its {name}", f"leave out {name}=…")
 
 
 def require_same(cfg: DictConfig, given: Given, folder: Path) -> None:
-    """Raise SpecError for each difference of what is given to what the run in the folder had.
+    """Raise SpecError with each difference of what is given to what the run in the folder had.
 
-    The weights of a training that has saved a state may differ: they are in the state.
+    The weights of a training that has saved a state may differ: they are read from the state.
 
     cfg: the stored configuration
     """
-    now = given.record(_split(cfg))
-    has_state = any((folder / CHECKPOINTS).glob("state_*"))
-    task = _task(cfg)[0]
-    is_in_state = has_state and task is not None and task.trains
+    task = _task(cfg)
+    is_in_state = task is not None and task.trains and any((folder / CHECKPOINTS).glob("state_*"))
     lines = list[str]()
-    for name in given.names:
-        for key, before, after in differences(_plain(cfg[name])["args"], now[name]):
+    for name, section in given.sections(_split(cfg)).items():
+        for key, before, now in differences(cfg[name].args, section["args"]):
             if key != "weights" or not is_in_state:
-                lines.append(f"{name}.{key}: {before} then, {after} now")
+                lines.append(f"{name}.{key}: {before} then, {now} now")
     if lines:
         what = "\n    ".join([f"{folder} was given something else:", *first_lines(lines)])
         raise spec_error(RESUME, what, "give the same, or type resume_anyway=true")
-
-
-def _is_given(config: Any, name: str) -> bool:
-    section = config.get(name) if isinstance(config, Mapping) else None
-    return isinstance(section, Mapping) and section.get("name") == GIVEN

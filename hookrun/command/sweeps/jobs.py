@@ -18,6 +18,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from hookrun.command.compose.compose import plain
+from hookrun.command.compose.given import given_in, resuming_call
 from hookrun.command.outcome import Outcome
 from hookrun.command.sweeps.composed_jobs import hash_of
 from hookrun.command.sweeps.exit_codes import DONE, FAILED, REFUSED, exit_code, report
@@ -32,6 +33,7 @@ from hookrun.run.experiment.settings import Need
 from hookrun.run.ranks import ALONE, Ranks
 from hookrun.signals import handled, interruption_kept, pending, shielded
 from hookrun.store.config.interpolations import literal, unguarded
+from hookrun.store.config.stored import read_yaml
 from hookrun.store.files import replacing, write_json
 from hookrun.store.format import CHECKPOINTS, CONFIG, JOB, MULTIRUN, REPORT, STATUS, State
 from hookrun.store.lock import LockedError, sole_writer
@@ -376,7 +378,10 @@ def _tell_how_to_go_on(run_dir: Path) -> None:
         if sweep is not None and (run_dir / JOB).exists():
             typed = "-m resume"
             folder = sweep
-        print(f"to go on: hookrun {typed}={shlex.quote(near_path(folder))}", file=sys.stderr, flush=True)
+        command = f"hookrun {typed}={shlex.quote(near_path(folder))}"
+        if given := given_in(read_yaml(run_dir / CONFIG, run_dir)):
+            command = resuming_call(given, near_path(folder))
+        print(f"to go on: {command}", file=sys.stderr, flush=True)
 
 
 def make_page(folder: Path, *, says: bool = True) -> None:

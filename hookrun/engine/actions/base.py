@@ -112,6 +112,13 @@ def remove_parameter(module: Module, name: str) -> None:
         del module.__dict__[_ADDED]
 
 
+def remove_added(model: Module) -> None:
+    """Remove every parameter and buffer that hooks have added to the model."""
+    for module in model.modules():
+        for name in tuple(module.__dict__.get(_ADDED, ())):
+            remove_parameter(module, name)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Packed:
     """The replacement of a saved tensor, and how to get the original back.
