@@ -17,6 +17,7 @@ from hookrun.errors import (
     HookrunWarning,
     Refusal,
     listed,
+    paths_refused,
     reason,
     shown,
     spec_error,
@@ -69,10 +70,10 @@ def run(
     if run_dir is not None:
         typed.append(_directory("run_dir", "hydra.run.dir", run_dir, typed))
     code, outcome = _performed("--run", typed, config_dir, Given(model, data), quiet)
-    _raise_failure(code, outcome)
     from hookrun.store.reader import open_run
 
-    assert outcome.run_dir is not None
+    if code or outcome.run_dir is None:
+        raise HookrunError(f"the run ended with exit code {code}")
     return open_run(outcome.run_dir)
 
 
@@ -141,7 +142,7 @@ def _typed(experiment: str | None, overrides: Sequence[str]) -> list[str]:
             raise spec_error("overrides", f"{shown(text)} is not a setting", hint)
     if experiment is None:
         return list(overrides)
-    if not isinstance(experiment, str):
+    if not isinstance(experiment, str) or not experiment:
         raise spec_error("experiment", f"found {shown(experiment)}, expected a name", "see `hookrun --help`")
     return [override("experiment", experiment), *overrides]
 
@@ -174,14 +175,15 @@ def _directory(argument: str, key: str, path: str | Path, typed: Sequence[str]) 
 def _performed(
     flag: str, overrides: Sequence[str], config_dir: str | Path | None, given: Given, quiet: bool
 ) -> tuple[int, Outcome]:
-    """Carry out the command in this process; returns its exit code, and what it did."""
+    """Carry out the command in this process; returns its exit code, and what it did. Raises what ended a run."""
     from hookrun.command.cli import entered
     from hookrun.command.cli.commands import execute
     from hookrun.command.compose.hydra import existing_folder
     from hookrun.command.outcome import Outcome
-    from hookrun.errors import paths_refused
+    from hookrun.command.sweeps.exit_codes import CHECK
     from hookrun.run.ranks import size_of_world
     from hookrun.signals import handled
+    from hookrun.store.reader import open_run
 
     if (size := size_of_world()) > 1:
         what = f"found {size} processes (WORLD_SIZE), and this is for one"
@@ -192,36 +194,22 @@ def _performed(
     outcome = Outcome(from_python=True)
     try:
         with _alone(), _torch_as_new(), _silent(quiet), entered(arguments), handled(), paths_refused():
-            return execute(arguments, outcome, given), outcome
+            code = execute(arguments, outcome, given)
+        if outcome.error is not None:
+            raise outcome.error
+        if outcome.run_dir is not None and code == CHECK:
+            raise CheckFailed(f"stopped by a check: {open_run(outcome.run_dir).status.get('reason')}")
+        return code, outcome
     except Refusal as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
         raise error.with_traceback(None) from None  # the message says where the mistake is
-    except SystemExit as error:
-        raise _exit_refused(error) from error
-
-
-def _raise_failure(code: int, outcome: Outcome) -> None:
-    """Raise what ended the run, if anything did."""
-    from hookrun.command.sweeps.exit_codes import CHECK, DONE
-    from hookrun.store.reader import open_run
-
-    error = outcome.error
-    if error is None and code == CHECK and outcome.run_dir is not None:
-        error = CheckFailed(f"stopped by a check: {open_run(outcome.run_dir).status.get('reason')}")
-    elif error is None and code != DONE:
-        error = HookrunError(f"the run ended with exit code {code}")
-    elif isinstance(error, SystemExit):
-        error = _exit_refused(error)
-    if error is None:
-        return
-    error.add_note(f"run directory: {outcome.run_dir}")
-    raise error
-
-
-def _exit_refused(error: SystemExit) -> HookrunError:
-    """What is raised in its place: it would end the caller's process, maybe as if all were well."""
-    return HookrunError(f"a function of the experiment has called sys.exit: {reason(error)}")
+    except SystemExit as error:  # it would end the caller's process, maybe as if all were well
+        raise HookrunError(f"a function of the experiment has called sys.exit: {reason(error)}") from error
+    except Exception as error:
+        if outcome.run_dir is not None:
+            error.add_note(f"run directory: {outcome.run_dir}")
+        raise
 
 
 @contextmanager
