@@ -100,19 +100,16 @@ class Effects(html.Shown, Lookup["Tensor"]):
         self.axes = {name: list(labels) for name, labels in axes.items()}
         self.samples, self.about = list(samples), dict(about)
 
-    def __repr__(self) -> str:
-        return f"<effects of {self.about.get('hook')}: {self.strongest()}>"
-
-    def _repr_html_(self) -> html.Html:
+    def _view(self) -> html.View:
         changes = self.main_changes.flatten()
         count = int((~changes.isnan()).sum())
         order = changes.abs().nan_to_num(-1.0).argsort(descending=True, stable=True)[:count]
         cells = list(product(*self.axes.values()))
-        rows = list[tuple[str | float, ...]]()
+        rows = list[list[str | float]]()
         for at in order[: html.MOST_ROWS].tolist():
-            rows.append((*map(str, cells[at]), float(self.main.flatten()[at]), float(changes[at])))
+            rows.append([*map(str, cells[at]), float(self.main.flatten()[at]), float(changes[at])])
         heads = (*self.axes, self.about.get("metric", ""), "change")
-        return html.block(repr(self)[1:-1], html.table(heads, rows, count))
+        return html.View(f"effects of {self.about.get('hook')}: {self.strongest()}", heads, rows, count)
 
     @property
     def main(self) -> Tensor:
