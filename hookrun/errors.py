@@ -193,7 +193,7 @@ class CheckFailed(HookrunError):
 
 
 class HookrunWarning(UserWarning):
-    """A hook did nothing: it never fired, or found nothing that its action could act on."""
+    """A hook did nothing: it never fired, or found nothing that its action could act on; or a job of a sweep failed."""
 
     def __str__(self) -> str:
         return printable(super().__str__(), kept="\n\t")

@@ -91,6 +91,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from hookrun.errors import HookError, Problem, spec_error
+
 if TYPE_CHECKING:
     from hookrun.engine.actions.base import Action, Edit, HookSite
     from hookrun.engine.actions.fields import Number, OneOrMore, Seed
@@ -99,7 +101,6 @@ if TYPE_CHECKING:
     from hookrun.engine.runtime.hooks.base import BoundHook, ModuleHook, ParameterHook
     from hookrun.engine.spec.selector.base import Parser, Selector
     from hookrun.engine.spec.selector.tree import Tree
-    from hookrun.errors import HookError, Problem, spec_error
     from hookrun.report.draw.charts import Figure, Series, bars, lines
     from hookrun.report.draw.pictures import HeatMap
     from hookrun.report.facts import RunData

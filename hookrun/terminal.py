@@ -54,6 +54,7 @@ def waiting(arguments: list[str]) -> Iterator[None]:
     is_watched = False
     with suppress(ValueError):  # stderr is closed
         is_watched = err is not None and err.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
+        is_watched &= not of_a_notebook()
     outer = _line.stream
     _line.stream = err if is_watched and not set(_QUIET) & set(arguments) else None
     try:
@@ -148,6 +149,21 @@ def words() -> Iterator[None]:
             if stream is not None:
                 stack.callback(stack.enter_context(redirected(cast(TextIO, Words(stream)))).flush)
         yield
+
+
+def is_cell(stream: TextIO) -> bool:
+    """Whether what is written to the stream is shown below a cell of a notebook, which knows no codes of terminals."""
+    while isinstance(stream, Guarded):
+        stream = stream._stream
+    return type(stream).__module__.partition(".")[0] == "ipykernel"
+
+
+def of_a_notebook() -> bool:
+    """Whether the process is a notebook's kernel, or was started by one.
+
+    A kernel tells the processes that it starts that they write to a terminal, whatever they write to.
+    """
+    return "JPY_PARENT_PID" in os.environ
 
 
 def discard(stream: TextIO) -> None:

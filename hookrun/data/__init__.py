@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from hookrun.data.info import DataInfo, Split, TensorInfo
 from hookrun.data.settings import Data
 from hookrun.data.transforms import RANDOM, Transform, after_transforms, parse_transforms
+from hookrun.engine.keys import GIVEN
 from hookrun.engine.trust.load import DATA
 from hookrun.engine.trust.load import load as load_trusted
 from hookrun.engine.validation import validated
@@ -122,6 +123,10 @@ def _source(config: Data) -> Source:
 
         factory = load_trusted(config.factory or "", DATA, FACTORY)
         return OwnData(factory=factory, args=config.args, as_given=config.has_own_collate)
+    if config.name == GIVEN:
+        from hookrun.data.given import GivenData
+
+        return GivenData(args=config.args, as_given=config.has_own_collate)
     if config.name not in _SOURCES:
         raise spec_error("data.name", f"unknown data set '{config.name}'", nearest(config.name, names()))
     module, name = _SOURCES[config.name]

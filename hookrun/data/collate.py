@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
+from hookrun.data.given import collate_given
 from hookrun.data.info import DataInfo, TensorInfo
 from hookrun.data.samples import Samples
 from hookrun.data.settings import LIST, STACK, Data
+from hookrun.engine.keys import GIVEN
 from hookrun.engine.trust.load import COLLATES, Trusted, load
 from hookrun.engine.validation import wrong_call
 from hookrun.engine.values.containers import children, describe, get, rebuild, replaced
@@ -45,6 +47,8 @@ def collate_of(config: Data) -> Collate:
         return itemgetter(0)
     if config.collate == STACK:
         return stacked
+    if config.collate == GIVEN:
+        return collate_given()
     if config.collate == LIST:
         return partial(_joined, list)
     if ":" not in config.collate:

@@ -56,9 +56,9 @@ class OwnData(Source):
         inputs, target = ({}, torch.empty(0)) if self.as_given else first
         return DataInfo(
             name=self.factory.text,
-            inputs=_info_of_inputs(inputs),
-            target=_info_of(target) if isinstance(target, Tensor) and target.numel() else None,
-            num_classes=_number_of_classes(data),
+            inputs=info_of_inputs(inputs),
+            target=info_of(target) if isinstance(target, Tensor) and target.numel() else None,
+            num_classes=number_of_classes(data),
             sizes={each: 0 if part is None else len(part) for each, part in parts.items()},
             samples=samples,
         )
@@ -89,7 +89,7 @@ class OwnData(Source):
         return data
 
 
-def _number_of_classes(data: Any) -> int | None:
+def number_of_classes(data: Any) -> int | None:
     """What `num_classes` of the data set says, or else how many `classes` it has; None: it does not say."""
     count = getattr(data, "num_classes", None)
     classes = getattr(data, "classes", None)
@@ -98,15 +98,17 @@ def _number_of_classes(data: Any) -> int | None:
     return count if isinstance(count, int) and count > 0 else None
 
 
-def _info_of(tensor: Tensor) -> TensorInfo:
+def info_of(tensor: Tensor) -> TensorInfo:
+    """The description of a tensor of one sample."""
     return TensorInfo(tuple(tensor.shape), tensor.dtype)
 
 
-def _info_of_inputs(inputs: Any) -> InputsInfo:
+def info_of_inputs(inputs: Any) -> InputsInfo:
+    """The description of the inputs of one sample; no names for inputs other than a tensor or a dict of tensors."""
     if isinstance(inputs, Tensor):
-        return _info_of(inputs)
+        return info_of(inputs)
     if isinstance(inputs, dict) and all(isinstance(each, Tensor) for each in inputs.values()):
-        return {name: _info_of(each) for name, each in inputs.items()}
+        return {name: info_of(each) for name, each in inputs.items()}
     return {}
 
 
@@ -123,7 +125,14 @@ def _read(data: Any, name: str, as_given: bool, index: int) -> Any:
         return sample
     if not isinstance(sample, tuple | list) or len(sample) != 2:
         raise HookrunError(f"{at} is a {type(sample).__qualname__}, expected {_FORM}")
-    inputs, target = sample
+    return as_tensors(sample[0], sample[1], at)
+
+
+def as_tensors(inputs: Any, target: Any, at: str) -> tuple[Any, Any]:
+    """A sample with tensors in place of its numbers and arrays; a target that is None is an empty one.
+
+    at: how an error begins
+    """
     if target is None:
         target = torch.empty(0)
     elif isinstance(target, bool):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -35,6 +35,7 @@ class Samples(Dataset[Sample]):
     field_names: of the fields of the data's own that samples may have
     of_tokens:   a sample is a sequence of tokens, and its target the next token at each position, or IGNORED
     draws:       its transforms change a sample at random each time that it is read
+    sampler:     a sampler of the user's own, which gives the numbers of the samples of each batch; None: there is none
     """
 
     of_tokens: ClassVar[bool] = False
@@ -45,6 +46,7 @@ class Samples(Dataset[Sample]):
     classes: Sequence[str] = ()
     field_names: Collection[str] = field(default=(), init=False)
     draws: bool = field(default=False, init=False)
+    sampler: Any = field(default=None, init=False)
 
     def __len__(self) -> int:
         return self.count

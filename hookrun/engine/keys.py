@@ -24,6 +24,8 @@ ROOT_KEYS = (
 )
 """The keys at the root of an experiment: the sections of `hookrun.run.experiment.settings.Settings`, and `hooks`."""
 
+GIVEN = "given"
+"""The `name` in `model` or `data` of what a caller from Python gave in its place."""
 
 MAX_DEPTH = 64
 MAX_TEXT = 1 << 16

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hookrun.engine.keys import GIVEN
 from hookrun.errors import MOST_COMPARED, Problem, listed, nearest, reason, refuse, refused_at, spec_error
 
 if TYPE_CHECKING:
@@ -45,6 +46,10 @@ def is_path(weights: str) -> bool:
 
 def origin(config: Model) -> str:
     """Where the weights of the model come from: ``random``, the name of published weights, or a path."""
+    if config.name == GIVEN:
+        from hookrun.models.given import origin_of_lent
+
+        return origin_of_lent()
     weights = config.own_weights
     if weights is not None:
         return str(_absolute(weights).resolve()) if is_path(weights) else weights

@@ -34,6 +34,7 @@ _WIDTH = 36
 
 _BEFORE_METRICS = ("name", "status", "experiment", "task", "model")
 _WRAPPED = ("hooks", "overrides", "note", "reason", "damaged")
+_TITLES = {"duration": "duration (s)", "started": "started (UTC)"}
 _AFTER_METRICS = (*_WRAPPED[:3], "tags", *_WRAPPED[3:], "duration", "started")
 
 
@@ -76,7 +77,9 @@ def is_collection(folder: Path) -> bool:
     if any(os.path.lexists(folder / name) for name in (STATUS, MULTIRUN, SWEEP)):
         return False
     names = [path.parent.name for path in folder.glob(f"*/{STATUS}") if not path.parent.is_symlink()]
-    return not all(map(str.isdecimal, names)) or (not names and any(folder.glob(f"*/*/{STATUS}")))
+    if names:
+        return not all(map(str.isdecimal, names))
+    return any(folder.glob(f"*/*/{STATUS}"))
 
 
 def index_page(found: Runs) -> str:
@@ -112,6 +115,7 @@ def index_page(found: Runs) -> str:
         counts=Counter(summary.status for summary in found.summaries),
         notes=notes,
         columns=columns,
+        titles={key: _TITLES.get(key, key) for key in columns},
         kinds=kinds,
         widths=widths,
         rows=Markup("\n".join(rows)),  # `_row` escapes every text

@@ -476,9 +476,12 @@ def cut_off(status: Mapping[str, Any]) -> str:
 
     For a run on another machine this cannot be known: ``""``.
     """
-    is_here = status.get("host") in (None, platform.node())
     pid = status.get("pid")
-    if status.get("status") == "running" and is_here and pid is not None:
+    if (
+        status.get("status") == "running"
+        and pid is not None
+        and status.get("host") in (None, platform.node())
+    ):
         try:
             os.kill(pid, 0)
         except PermissionError:  # it belongs to another user

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
+from functools import partial
 from itertools import chain, starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args, overload
@@ -170,10 +171,10 @@ def runs(folder: str | os.PathLike[str] | None = None) -> Runs:
         near = nearest(root.name, [path.name for path in root.parent.glob("*/")])
         raise StoreError(f"{root} is not a folder of runs: {near}")
     with os_errors(f"cannot read {root}"), ThreadPoolExecutor(_THREADS) as pool:
-        folders = [root / name for name in sorted(os.listdir(root))]
-        paths = [root] if is_run(root) else list(chain.from_iterable(pool.map(_runs_at, folders)))
-        names = [str(path)[len(str(root)) :].lstrip("/") or root.name for path in paths]
-        found = list(pool.map(summary_of, paths, names))
+        names = [entry.name for entry in os.scandir(root) if entry.is_dir(follow_symlinks=False)]
+        if is_run(root):
+            names = [""]
+        found = list(chain.from_iterable(pool.map(partial(_found_at, root), names)))
     found.sort(key=lambda summary: (summary.started or summary.name, by_number(summary.name)), reverse=True)
     return Runs(root, found)
 
@@ -183,11 +184,13 @@ def is_run(folder: Path) -> bool:
     return os.path.lexists(folder / STATUS) or os.path.isdir(folder / HYDRA)
 
 
-def _runs_at(folder: Path) -> list[Path]:
-    """The folder if it holds a run, otherwise the folders below it that do."""
-    if folder.name.startswith(".") or folder.is_symlink():
+def _found_at(root: Path, name: str) -> list[RunSummary]:
+    """The summaries of the run of this name in the folder, or of those below a folder of this name."""
+    folder = root / name
+    if name.startswith("."):
         return []
-    return [folder] if is_run(folder) else list(run_folders(folder))
+    paths = [folder] if is_run(folder) else run_folders(folder)
+    return [summary_of(path, str(path)[len(str(root)) :].lstrip("/") or root.name) for path in paths]
 
 
 def run_folders(folder: Path) -> Iterator[Path]:

@@ -121,6 +121,7 @@ data.args data.batch_size data.collate data.name data.root data.train_transforms
 hooked
 hooks
 model.name model.strip_prefix model.weights
+note
 objective.direction
 objective.metric
 objective.of objective.over

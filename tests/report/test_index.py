@@ -57,7 +57,7 @@ def test_the_index_has_a_row_for_each_run(outputs: Path, capsys: pytest.CaptureF
     page = (outputs / "index.html").read_text()
     assert titles(page) == [
         "name", "status", "experiment", "task", "model", "val/accuracy", "val/loss",
-        "hooks", "overrides", "note", "tags", "duration", "started",
+        "hooks", "overrides", "note", "tags", "duration (s)", "started (UTC)",
     ]  # fmt: skip
     three, two, one = rows(page)
     assert three[0] == '<a href="./three/">three</a>'

@@ -9,8 +9,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import NoReturn
 
 from hookrun.command.sweeps.exit_codes import REFUSED, exit_code, report
@@ -32,23 +32,36 @@ def main(argv: Sequence[str] | None = None) -> int:
     and an application's own Hydra are restored afterwards.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    was_frozen = gc.get_freeze_count() > 0
-    with waiting(arguments), words():
-        waiting_for("reading the configuration")
+    with entered(arguments, goes_on=argv is not None):
         code = _main(arguments)
     if argv is None and "WORLD_SIZE" in os.environ:
         if code == REFUSED and not is_main():
             signal.signal(signal.SIGTERM, lambda *_: _leave(code))
             time.sleep(_AFTER_MAIN)
         _leave(code)
-    if argv is not None and not was_frozen:  # the process goes on, see `import_torch`
-        gc.unfreeze()
     return code
 
 
-def _main(arguments: list[str]) -> int:
+@contextmanager
+def entered(arguments: list[str], *, goes_on: bool = True) -> Iterator[None]:
+    """In the block the process has the streams and the `sys.argv` of a command, and then its own again.
+
+    goes_on: whether the process goes on after the command
+    """
     outer = sys.argv
+    was_frozen = gc.get_freeze_count() > 0
     sys.argv = ["hookrun", *arguments]  # for which Hydra's shell completion works, unlike for `python -m`
+    try:
+        with waiting(arguments), words():
+            waiting_for("reading the configuration")
+            yield
+    finally:
+        sys.argv = outer
+        if goes_on and not was_frozen:  # see `import_torch`
+            gc.unfreeze()
+
+
+def _main(arguments: list[str]) -> int:
     try:
         with handled(), paths_refused():
             from hookrun.command.cli.commands import execute
@@ -71,8 +84,6 @@ def _main(arguments: list[str]) -> int:
             if not told_to_ranks(error) and is_for_main:
                 report(error)
         return exit_code(error)
-    finally:
-        sys.argv = outer
 
 
 def _leave(code: int) -> NoReturn:

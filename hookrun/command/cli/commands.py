@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from difflib import get_close_matches
+from functools import partial
 from importlib.metadata import entry_points
 from itertools import groupby, pairwise, takewhile
 from pathlib import Path
@@ -47,6 +48,7 @@ from hookrun.engine.discovery import EXTENSIONS, names_in
 from hookrun.engine.keys import ROOT_KEYS
 from hookrun.engine.trust import of_environment, read_once
 from hookrun.errors import Problem, SpecError, printable, refuse, spec_error, whole_characters
+from hookrun.run.experiment.given import Given
 from hookrun.terminal import waiting_for
 
 CONFIG_NAME = "config"
@@ -54,10 +56,11 @@ _WRITTEN = "settings are written key=value, without dashes"
 _TALKS = ("hydra", "hydra_plugins")  # launchers and sweepers, Hydra's own and installed ones
 
 
-def execute(arguments: Sequence[str], outcome: Outcome | None = None) -> int:
+def execute(arguments: Sequence[str], outcome: Outcome | None = None, given: Given | None = None) -> int:
     """Carry out ``hookrun ARGUMENTS``; returns the exit code.
 
     outcome: is filled with what was done
+    given:   a model or data from Python, in place of what the configuration names
 
     Raises SpecError, CompileError, and SystemExit for a wrong flag.
     """
@@ -65,6 +68,7 @@ def execute(arguments: Sequence[str], outcome: Outcome | None = None) -> int:
         if whole_characters(text) != text:
             raise spec_error(text, "is not UTF-8, in which configurations are written", "name it otherwise")
     outcome = outcome or Outcome()
+    given = given or Given()
     with read_once(), loggers_restored():
         flags = read_flags(arguments)
         _refuse_flags(flags)
@@ -73,7 +77,7 @@ def execute(arguments: Sequence[str], outcome: Outcome | None = None) -> int:
         fail_fast, overrides = take("fail_fast", overrides, is_flag=True)
         with opened(*_config_folders(flags)) as app:
             command = Composition(app, flags.config_name or CONFIG_NAME, overrides)
-            stored_sweep = None if resume is None else _stored_sweep(command, flags, resume)
+            stored_sweep = None if resume is None else _stored_sweep(command, flags, resume, given)
             command = stored_sweep or command
             for flag, show in _SHOWN.items():
                 if getattr(flags, flag):
@@ -86,31 +90,46 @@ def execute(arguments: Sequence[str], outcome: Outcome | None = None) -> int:
                     _refuse_fail_fast(fail_fast)
                     from hookrun.command.cli.running import resumed
 
-                    return resumed(command, trust, resume, outcome)
+                    with given.lent():
+                        return resumed(command, trust, resume, outcome, given)
                 overrides = [text for text in command.overrides if text not in PLAN]
                 is_plan = len(overrides) < len(command.overrides)
                 mode = RunMode.RUN if flags.run else None
                 mode = RunMode.MULTIRUN if flags.multirun or stored_sweep else mode
                 command, cfg = _composed(replace(command, overrides=overrides), mode)
+                if given.names:
+                    from hookrun.command.compose.given import place_given
+
+                    place_given(cfg, given)
+                    app.place = partial(place_given, given=given)
                 if command.mode is RunMode.RUN:
                     _refuse_fail_fast(fail_fast)
-                    return _run(command, cfg, trust, is_plan, outcome)
+                    with given.lent():
+                        return _run(command, cfg, trust, is_plan, outcome)
                 from hookrun.command.sweeps.sweep import SweepCommand, sweep
 
                 waiting_for("checking the jobs of the sweep")
                 show_sweep_lines(cfg)
-                return sweep(
-                    SweepCommand(app, cfg, trust, is_plan, resume, bool(fail_fast), flags.verbose, outcome)
+                typed = SweepCommand(
+                    app, cfg, trust, is_plan, resume, bool(fail_fast), flags.verbose, outcome
                 )
+                with given.lent(copies=True):
+                    return sweep(typed)
 
 
-def _stored_sweep(command: Composition, flags: argparse.Namespace, resume: Resume) -> Composition | None:
+def _stored_sweep(
+    command: Composition, flags: argparse.Namespace, resume: Resume, given: Given
+) -> Composition | None:
     """The command with which the sweep that `resume` names goes on; None if it names a single run."""
+    from hookrun.command.compose.given import require_given
     from hookrun.command.sweeps.resumed import is_sweep, sweep_command, sweep_folder
+    from hookrun.store.config.stored import read_yaml
+    from hookrun.store.format import MULTIRUN
 
     if not flags.multirun and not is_sweep(resume.name):
         return None
     folder = sweep_folder(resume.name)
+    require_given(read_yaml(folder / MULTIRUN, folder), given, folder)
     groups = command.app.config_loader.list_groups("")
     has_folder = flags.config_dir is not None
     name, overrides = sweep_command(

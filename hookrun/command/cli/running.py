@@ -19,6 +19,7 @@ from omegaconf import DictConfig
 from hookrun.command.cli.restarts import begun_before, tell_begun
 from hookrun.command.compose.compose import claimed, parsed_run, place_run, plain_run, refuse_used
 from hookrun.command.compose.errors import composed, explained, origins_told
+from hookrun.command.compose.given import require_given, require_same
 from hookrun.command.compose.hydra import Composition, conf_dir, opened
 from hookrun.command.compose.overrides import LATEST, RESUME, Resume, named_folder
 from hookrun.command.outcome import Outcome
@@ -29,6 +30,7 @@ from hookrun.engine.keys import key_of
 from hookrun.errors import HookrunError, SpecError, first_lines, nearest, spec_error
 from hookrun.run import tasks
 from hookrun.run.experiment.experiment import Experiment
+from hookrun.run.experiment.given import NOTHING, Given
 from hookrun.run.ranks import ALONE, Ranks, is_main, started
 from hookrun.run.tasks import Ready, refuse_ranks, task_of
 from hookrun.store.config.stored import read_yaml
@@ -77,7 +79,9 @@ class RunCommand:
         return Path(self.cfg.hydra.runtime.output_dir)
 
 
-def resumed(command: Composition, trust: frozenset[str], resume: Resume, outcome: Outcome) -> int:
+def resumed(
+    command: Composition, trust: frozenset[str], resume: Resume, outcome: Outcome, given: Given
+) -> int:
     """Resume an unfinished run; returns the exit code."""
     folder = named_folder(resume.name, outputs_folder())
     if _is_done(folder):
@@ -93,14 +97,22 @@ def resumed(command: Composition, trust: frozenset[str], resume: Resume, outcome
         if typed in showing:
             what = f"{typed} does not make a run that could be resumed"
             raise spec_error("resume", what, "leave one of them out")
-    return run_again(command, folder, trust, resume, outcome)
+    return run_again(command, folder, trust, resume, outcome, given)
 
 
 def run_again(
-    command: Composition, folder: Path, trust: frozenset[str], resume: Resume, outcome: Outcome
+    command: Composition,
+    folder: Path,
+    trust: frozenset[str],
+    resume: Resume,
+    outcome: Outcome,
+    given: Given = NOTHING,
 ) -> int:
     """Go on with the unfinished run in the folder; returns the exit code."""
     with composed_again(command, folder, force=resume.force) as (again, cfg):
+        require_given(cfg, given, folder)
+        if not resume.force:
+            require_same(cfg, given, folder)
         experiment = parsed_run(cfg)
         if (folder / JOB).exists():
             experiment = experiment.of_a_sweep()
@@ -116,6 +128,8 @@ def run_once(command: RunCommand, needs: NeededRuns | None = None) -> int:
     """
     experiment = command.experiment
     shows = command.shows
+    if shows:
+        command.outcome.refuse_showing("plan" if command.is_plan else task_of(experiment).name)
     if experiment.settings.baseline and not shows and is_main():
         print("NOTE: baseline: true is for sweeps (-m), which then run without hooks too; this is one run")
     if not is_main():

@@ -59,9 +59,12 @@ class App(Hydra):
     """A Hydra application that runs the checked configuration instead of composing it again.
 
     A second composition could differ from the first, for example in `${now:…}`.
+
+    place: completes the configuration of each job of a sweep
     """
 
     _checked: DictConfig | None = None
+    place: Callable[[DictConfig], None] = staticmethod(lambda cfg: None)
 
     def compose_config(self, *args: Any, **options: Any) -> DictConfig:
         """The configuration that `run_checked` or `sweep_checked` is running, else a new composition."""
@@ -139,7 +142,9 @@ class App(Hydra):
     def job_config(self, cfg: DictConfig, overrides: Sequence[str], number: int) -> DictConfig:
         """The configuration of one job of the sweep `cfg`, as the launcher will compose it."""
         with guarded():
-            return numbered(self.config_loader.load_sweep_config(cfg, list(overrides)), number)
+            job = numbered(self.config_loader.load_sweep_config(cfg, list(overrides)), number)
+        self.place(job)
+        return job
 
     def list_all_config_groups(self, parent: str = "") -> Sequence[str]:
         """The config groups down to the second level: symbolic links in a user's folder may form a cycle."""

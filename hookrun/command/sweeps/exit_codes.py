@@ -48,8 +48,10 @@ def _lacking(error: BaseException) -> str:
     )
 
 
-def report(error: BaseException, run_dir: Path | None = None) -> None:
+def report(error: BaseException, run_dir: Path | None = None, *, prints: bool = True) -> None:
     """Print the error on stderr, in plain text.
+
+    prints: False: only the traceback is saved
 
     HYDRA_FULL_ERROR=1 shows every traceback. The traceback of an unexpected exception is saved in the run directory,
     or shown if there is no run directory.
@@ -72,4 +74,5 @@ def report(error: BaseException, run_dir: Path | None = None) -> None:
                 shown = shown or not is_expected
                 with suppress(OSError):
                     file.unlink(missing_ok=True)  # a full disk may have left a truncated file
-    print(*([trace.rstrip()] if shown else []), *lines, sep="\n", file=sys.stderr, flush=True)
+    if prints:
+        print(*([trace.rstrip()] if shown else []), *lines, sep="\n", file=sys.stderr, flush=True)

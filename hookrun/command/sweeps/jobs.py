@@ -344,7 +344,7 @@ def _attempt(
     except (Exception, SystemExit) as error:
         if outcome is not None:
             outcome.error = error
-        report(error, run_dir)
+        report(error, run_dir, prints=outcome is None or not outcome.from_python)
         if _status(run_dir) != before:  # otherwise the same command would be refused again
             _tell_how_to_go_on(run_dir)
         return exit_code(error)

@@ -13,7 +13,7 @@
     const column = names.indexOf(name);
     if (column < 0) return;
     const values = texts.map(cells => cells[column]), numbers = values.map(number);
-    const isMissing = n => values[n] === "" || values[n] === "–" || values[n] === "nan";
+    const isMissing = n => values[n] === "" || values[n] === "–" || values[n] === "NaN";
     const order = rows.map((_, n) => n).sort((a, b) => {
       if (isMissing(a) !== isMissing(b)) return isMissing(a) - isMissing(b); // they come last in both directions
       const both = !Number.isNaN(numbers[a]) && !Number.isNaN(numbers[b]);

@@ -7,6 +7,7 @@ from typing import Any
 
 from hookrun.data import names as data_names
 from hookrun.data.transforms import NAMES as TRANSFORMS
+from hookrun.engine.keys import GIVEN
 from hookrun.engine.trust.load import LOSSES as OWN_LOSS
 from hookrun.engine.trust.load import METRICS as OWN_METRIC
 from hookrun.engine.trust.load import Kind, is_user_code, short_names
@@ -67,7 +68,7 @@ def unknown_names(config: Mapping[str, Any]) -> Iterator[Problem]:
 
 def _unknown_data(section: Mapping[Any, Any]) -> Iterator[Problem]:
     name = section.get("name")
-    if isinstance(name, str) and name not in data_names():
+    if isinstance(name, str) and name not in (*data_names(), GIVEN):
         yield Problem("data.name", f"unknown data set {name!r}", nearest(name, data_names()))
     for key in ("transforms", "train_transforms"):
         for transform in _mapping(section.get(key)):

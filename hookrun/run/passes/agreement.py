@@ -5,39 +5,27 @@ from __future__ import annotations
 import json
 import platform
 import time
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
-
-import numpy as np
-import torch
-from torch import Tensor
 
 from hookrun import data
 from hookrun.data import Split
 from hookrun.engine.values.containers import members
 from hookrun.errors import SpecError, first_lines, spec_error
+from hookrun.run.experiment.checksums import content_of, crc_of
 from hookrun.run.experiment.prepared import Prepared
 from hookrun.run.experiment.task import Ready
 from hookrun.run.passes.batches import numbered
 from hookrun.run.passes.resuming import about, shown
 from hookrun.run.ranks import Ranks
-from hookrun.store.captures.tensor_file import dtype_name, unstorable
 from hookrun.store.format import STATUS, differences, encode
 
 _OWN = {"compute": ("device", "threads", "capture_buffer"), "data": ("workers",)}
 """Keys that may differ from rank to rank, since the values computed do not depend on them."""
 
-_WHOLE = 2**20
-"""Bytes. Of a larger tensor only `_BLOCKS` evenly spaced blocks are read, together as many bytes."""
-
-_BLOCKS = 16
-
 _LAG = 5.0
 """Seconds after which what rank 0 has written must be seen by the other ranks."""
-
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 def read_splits(ready: Ready) -> Prepared:
@@ -71,9 +59,9 @@ def facts_of_rank(ready: Ready, run_dir: Path) -> dict[str, Any]:
     for name, content in facts["files"].items():
         # of a folder behind a link, whose target may have another name on each node, only what is in it counts
         inside = content.removeprefix(str(Path(name).expanduser().resolve()))
-        facts["files"][name] = _crc(inside.encode())
+        facts["files"][name] = crc_of(inside.encode())
     tensors = [*prepared.model.named_parameters(), *prepared.model.named_buffers()]
-    facts["parameters"] = {name: " ".join(_content(tensor)) for name, tensor in tensors}
+    facts["parameters"] = {name: " ".join(content_of(tensor)) for name, tensor in tensors}
     facts["samples"] = {split: _samples(prepared, split) for split in prepared.read}
     named = encode(str(run_dir)).strip('"')
     return json.loads(encode(facts).replace(named, "the run directory"))
@@ -150,41 +138,14 @@ def _samples(prepared: Prepared, split: Split) -> dict[str, Any]:
         return facts
     for name, number in (("first", 0), ("middle", count // 2), ("last", count - 1)):
         try:
-            sample = list(map(_content, members(samples.sample(number))))
-            again = list(map(_content, members(samples.sample(number))))
+            sample = list(map(content_of, members(samples.sample(number))))
+            again = list(map(content_of, members(samples.sample(number))))
         except Exception as error:  # of a user's own code; the run fails if it needs the sample
             facts[name] = f"cannot be read: {type(error).__name__}"
             continue
         forms = ", ".join(form for form, _ in sample)
         content = "random"
         if sample == again:
-            content = _crc("".join(checksum for _, checksum in sample).encode())
+            content = crc_of("".join(checksum for _, checksum in sample).encode())
         facts[name] = f"{content} ({forms})"
     return facts
-
-
-def _crc(content: bytes) -> str:
-    return f"{zlib.crc32(content):08x}"
-
-
-def _content(value: Any) -> tuple[str, str]:
-    """The form of a value, such as its dtype and shape, and the CRC-32 of its content.
-
-    Of a large tensor only evenly spaced blocks are read.
-    """
-    if isinstance(value, np.ndarray):
-        content = b"" if value.dtype.hasobject else value.tobytes()
-        return f"{value.dtype} {list(value.shape)}", _crc(content)
-    if isinstance(value, _PLAIN):
-        return type(value).__name__, repr(value)
-    if not isinstance(value, Tensor):
-        return type(value).__name__, ""
-    form = f"{dtype_name(value.dtype)} {list(value.shape)}"
-    if unstorable(value):
-        return form, ""
-    plain = value.detach().resolve_conj().resolve_neg().contiguous()
-    read = plain.reshape(-1).view(torch.uint8)
-    if len(read) > _WHOLE:
-        blocks = read[: len(read) // _BLOCKS * _BLOCKS].view(_BLOCKS, -1)
-        read = blocks[:, : _WHOLE // _BLOCKS]
-    return form, _crc(read.cpu().numpy().tobytes())

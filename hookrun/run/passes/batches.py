@@ -17,6 +17,7 @@ from hookrun import data
 from hookrun.data import Split
 from hookrun.data.collate import Collate, collate_of, stacked
 from hookrun.data.samples import IGNORED, Samples, TensorSamples
+from hookrun.engine.keys import GIVEN
 from hookrun.engine.runtime.rng import derived_seed
 from hookrun.engine.spec.when import Wanted, typed
 from hookrun.engine.values.containers import children, rebuild, replaced
@@ -213,7 +214,8 @@ class _Numbered(Dataset[tuple[int, Any, Tensor]]):
 def numbered(settings: Settings, samples: Samples) -> _Numbered:
     """The samples with their ids, drawn as in a run with these settings."""
     draws: Seeded | None = seeded if samples.draws else None
-    if settings.data.name == data.PYTHON or settings.data.has_own_collate:
+    of_user = settings.data.name == data.PYTHON or (settings.data.name == GIVEN and samples.draws)
+    if of_user or settings.data.has_own_collate:
         draws = all_seeded
     return _Numbered(samples, settings.seed, draws, collate_of(settings.data))
 
@@ -265,6 +267,8 @@ class Batches:
             pin_memory=self._pins,
         )
         self._length = -(-self.samples // self._batch_size)
+        if samples.sampler is not None:
+            self._length = len(samples.sampler)
         if settings.train.limit_batches is not None:
             self._length = min(settings.train.limit_batches, self._length)
         # torch's loader is needed for workers and transforms; otherwise reading from memory is faster.
@@ -272,7 +276,7 @@ class Batches:
         loads = loads or bool(settings.data.unstacked)
         self._in_memory = samples if isinstance(samples, TensorSamples) and not loads else None
         self._population = self.samples
-        if not shuffle:
+        if not shuffle and samples.sampler is None:
             self._population = min(self.samples, self._length * self._batch_size)
         self._next_epoch = 0
 
@@ -287,8 +291,7 @@ class Batches:
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
         """The batches of one pass, without its first `start`."""
-        rest = self._order(number)[start * self._batch_size : self._length * self._batch_size]
-        batches = rest.split(self._batch_size) if len(rest) else ()
+        batches = self._ids_by_batch(number, start)
         if self._in_memory is not None:
             for at, ids in enumerate(batches, start):
                 inputs, target = self._in_memory.batch(ids)
@@ -305,6 +308,26 @@ class Batches:
             batch = self._batch(at, *read)
             yield batch if int(read[0][0]) >= 0 else _without_rows(batch)
 
+    def _ids_by_batch(self, epoch: int, start: int) -> Sequence[Tensor]:
+        """The numbers of the samples of each batch of an epoch from the batch `start`."""
+        if self.data.sampler is not None:
+            return self._sampled(self.data.sampler, epoch)[start : self._length]
+        rest = self._order(epoch)[start * self._batch_size : self._length * self._batch_size]
+        return rest.split(self._batch_size) if len(rest) else ()
+
+    def _sampled(self, sampler: Any, epoch: int) -> list[Tensor]:
+        """The batches of a user's own sampler, whose draws depend only on the seed of the run and the epoch."""
+        seed = derived_seed(self._seed, epoch)
+        generator = getattr(getattr(sampler, "sampler", sampler), "generator", None)
+        before = None if generator is None else generator.get_state()
+        with all_seeded(seed):
+            if generator is not None:
+                generator.manual_seed(seed)
+            batches = [torch.tensor(numbers, dtype=torch.int64) for numbers in sampler]
+        if generator is not None:
+            generator.set_state(before)
+        return batches
+
     def _order(self, epoch: int) -> Tensor:
         """[samples]: their numbers in the order of torch's loader, which draws one number first."""
         if not self._shuffle:
@@ -316,6 +339,8 @@ class Batches:
     def _batch(self, at: int, ids: Tensor, inputs: Any, target: Any) -> Batch:
         """The batch with the number `at` in the pass, on the device."""
         whole = min(self._batch_size, self.samples - at * self._batch_size)
+        if self.data.sampler is not None:
+            whole = len(ids)
         batch = Batch(ids, inputs, target, self._population, self.split, self.data, whole, target)
         return batch if self._device.type == "cpu" else batch.to(self._device, non_blocking=self._pins)
 

@@ -1,26 +1,40 @@
-"""Terminal output of a run: a progress bar with loss, accuracy and rate, and one line for each epoch."""
+"""What a run prints on a terminal or below a notebook's cell: a progress bar, and one line for each epoch."""
 
 from __future__ import annotations
 
+import io
 import os
+import sys
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
+from importlib import import_module
 from typing import Any, TextIO, TypeVar, cast
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.text import Text
 
 from hookrun.errors import printable
-from hookrun.terminal import discard
+from hookrun.terminal import discard, is_cell, of_a_notebook
 
 T = TypeVar("T")
 
 _BETWEEN = 0.05
 """The least time in seconds between two updates of the bar, which is drawn ten times a second."""
+_BETWEEN_IN_A_CELL = 0.25
+"""The same in a notebook, where each update is a message to the browser."""
+_CELL_WIDTH = 115
+"""The most characters of the line in a notebook, rich's own number."""
 
 
 class _Console(Console):
@@ -34,6 +48,54 @@ class _Console(Console):
     def render_str(self, text: str, **options: Any) -> Text:
         """The text as rich shows it, with control characters escaped."""
         return super().render_str(printable(text, kept="\n\t"), **options)
+
+
+class _CellLine:
+    """A line of text below the cell of a notebook that is running; it is rewritten, in all runs of the cell.
+
+    rich's own bar for notebooks needs ipywidgets, and leaves a widget in the file of the notebook for each pass.
+    """
+
+    def __init__(self) -> None:
+        self._cell: int | None = None
+        self._handle: Any = None
+
+    def show(self, text: str) -> None:
+        """Show the text in place of the last one; for a new cell, in a line of its own."""
+        ipython: Any = import_module("IPython")  # the kernel has imported it
+        cell = ipython.get_ipython().execution_count
+        shown = {"text/plain": text}
+        if self._handle is not None and self._cell == cell:
+            self._handle.update(shown, raw=True)
+            return
+        self._cell = cell
+        self._handle = ipython.display.display(shown, raw=True, display_id=True)
+
+
+_cell_line = _CellLine()
+
+
+class _CellProgress(Progress):
+    """A progress bar as one line of text, without colours and codes of terminals."""
+
+    def __init__(self, *columns: ProgressColumn) -> None:
+        plain = Console(
+            file=io.StringIO(), width=_CELL_WIDTH, force_terminal=False, force_jupyter=False, _environ={}
+        )
+        super().__init__(*columns, console=plain, auto_refresh=False)
+
+    def start(self) -> None:
+        """Show nothing yet: a short pass needs no bar."""
+
+    def stop(self) -> None:
+        """Leave the last line."""
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Rewrite the line."""
+        with self.console.capture() as captured:
+            self.console.print(self.get_renderable(), no_wrap=True, crop=True)
+        _cell_line.show(captured.get().rstrip())
 
 
 _PLAN = "the plan"
@@ -55,7 +117,7 @@ def one_of_many(told: set[str]) -> Iterator[None]:
 
 
 class Screen:
-    """Writes to stdout. The bar is drawn only on terminals, and removed after each pass.
+    """Writes to stdout. The bar is drawn only on terminals, and removed after each pass; below a cell it is a line.
 
     quiet: write nothing, because another rank shows the run
     """
@@ -68,8 +130,16 @@ class Screen:
             if not value.isdecimal() or int(value) == 0:
                 self._environ.pop(key, None)
         self._told = _TOLD.get()
+        self._in_cell = is_cell(sys.stdout)
         console = partial(
-            _Console, highlight=False, emoji=False, markup=False, soft_wrap=True, _environ=self._environ
+            _Console,
+            highlight=False,
+            emoji=False,
+            markup=False,
+            soft_wrap=True,
+            force_terminal=False if self._in_cell else None,
+            force_jupyter=False,  # which would show each line as HTML of its own
+            _environ=self._environ,
         )
         self.console = console(quiet=quiet or self._told is not None)
         self._loud = self.console if self._told is None else console(quiet=quiet)
@@ -111,7 +181,8 @@ class Screen:
         shown: the numbers beside the bar, read at every update
         start: how many of the `total` batches were finished before
         """
-        if not self._loud.is_terminal:
+        is_watched = self._loud.is_terminal and not of_a_notebook()
+        if self._loud.quiet or not (self._in_cell or is_watched):
             yield from batches
             return
         columns = (
@@ -122,18 +193,26 @@ class Screen:
             TextColumn("{task.fields[rate]}"),
             TimeRemainingColumn(),
         )
-        with Progress(*columns, console=self._loud, transient=True) as progress:
+        between = _BETWEEN_IN_A_CELL if self._in_cell else _BETWEEN
+        with self._bar(*columns) as progress:
             task = progress.add_task(label, total=total, completed=start, numbers="", rate="")
             updated = 0.0
             for done, batch in enumerate(batches, start + 1):
                 yield batch
                 now = time.monotonic()
-                if now < updated + _BETWEEN and done < total:
+                if now < updated + between and done < total:
                     continue
                 updated = now
                 speed = progress.tasks[0].speed
                 rate = f"{speed:.1f} batches/s" if speed else ""
-                progress.update(task, completed=done, numbers=numbers(shown), rate=rate)
+                progress.update(
+                    task, completed=done, numbers=numbers(shown), rate=rate, refresh=self._in_cell
+                )
+
+    def _bar(self, *columns: ProgressColumn) -> Progress:
+        if self._in_cell:
+            return _CellProgress(*columns)
+        return Progress(*columns, console=self._loud, transient=True)
 
 
 def numbers(values: Mapping[str, float]) -> str:

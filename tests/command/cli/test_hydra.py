@@ -181,7 +181,7 @@ def test_an_experiment_is_plain_data_without_hydras_part(cwd) -> None:
     assert config["hooks"] == {"clip_fc": clip}
     assert config["seed"] == 3
     roots = {"task", "model", "data", "train", "compute", "hooks", "seed", "strict", "objective", "tags"}
-    assert set(config) == roots | {"baseline", "hooked"}
+    assert set(config) == roots | {"baseline", "hooked", "note"}
 
 
 def test_the_defaults_are_a_valid_experiment_without_hooks() -> None:
