@@ -16,6 +16,7 @@ MOST_OPEN = 20
 """Curves that are shown; further ones are folded."""
 MOST_CURVES = 200
 TITLE = "share of changed elements"
+NOT_COUNTED = "How many elements it changed is not counted inside of compiled graphs (compute.compile=true)."
 
 
 @dataclass(frozen=True)
@@ -80,10 +81,9 @@ def _charts(curves: Sequence[Series], first: int, end: int, noun: str) -> Iterat
 def _why_missing(hook: PlannedHookRecord, sites: Sequence[SiteRecord], facts: RunData) -> str:
     """A note for a hook that edits inside of compiled graphs."""
     action = actions().get(hook.action or "")
-    compute = facts.config.get("compute")
-    is_compiled = isinstance(compute, dict) and compute.get("compile") is True
-    if not is_compiled or action is None or action.observes or facts.task != "train":
+    edits = action is not None and not action.observes
+    if not edits or facts.task != "train" or not facts.named("compute", "compile"):
         return ""
-    if any(site.total for site in sites) or not any(site.fired for site in sites):
-        return ""
-    return "How many elements it changed is not counted inside of compiled graphs (compute.compile=true)."
+    fired = sum(site.fired for site in sites)
+    total = sum(site.total for site in sites)
+    return NOT_COUNTED if fired and not total else ""

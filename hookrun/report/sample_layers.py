@@ -65,21 +65,23 @@ def sample_layers(captures: Sequence[StoredCapture], facts: RunData) -> SampleCh
     without = list[str]()
     for capture in sorted(captures, key=attrgetter("number")):
         name = module_name(place(capture))
+        has_rows = False
         try:
-            drawn = list(rows_of_samples(capture, most, preferred, MOST_LINES + 1))
+            for rows in rows_of_samples(capture, most, preferred, MOST_LINES + 1):
+                has_rows = True
+                key = rows.sample_of(0)
+                if key not in samples and len(samples) < most:
+                    samples[key] = _without_layers(key, rows.name, facts)
+                if key in samples and rows.values.numel():
+                    samples[key].figures.append(_figure(name, rows))
         except (HookrunError, OSError) as error:
             notes.append(f"{name} can't be read: {error}")
-            continue
-        if not drawn:
-            without.append(name)
-        for rows in drawn:
-            key = rows.sample_of(0)
-            if key not in samples and len(samples) < most:
-                samples[key] = _without_layers(key, rows.name, facts)
-            if key in samples and rows.values.numel():
-                samples[key].figures.append(_figure(name, rows))
+        else:
+            if not has_rows:
+                without.append(name)
     if without:
-        notes.append(f"their rows do not belong to a sample: {listed(without, MOST_CHANNELS)}")
+        names = listed(without, MOST_CHANNELS)
+        notes.append(f"rows that do not belong to one sample or token, or are too large to draw: {names}")
     return SampleChooser(list(samples.values()), notes)
 
 

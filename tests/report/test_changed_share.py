@@ -72,6 +72,23 @@ def test_over_twenty_layers_the_rest_is_folded(edited: Path, tmp_path: Path, rem
     assert "<b>99 " not in text
 
 
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_compiled_edit_is_told_to_be_uncounted(
+    compiled: bool, edited: Path, tmp_path: Path, remade
+) -> None:
+    path = Path(shutil.copytree(edited, tmp_path / "compiled"))
+    config = path / ".hydra/config.yaml"
+    text = config.read_text()
+    assert "compile: false" in text
+    config.write_text(text.replace("compile: false", f"compile: {str(compiled).lower()}"))
+    hooks = json.loads((path / "hooks.json").read_text())
+    for each in hooks["sites"]:
+        if each["hook"] == "halved":
+            each |= {"changed": 0, "total": 0, "by_step": []}
+    (path / "hooks.json").write_text(json.dumps(hooks))
+    assert remade(path).text.count("is not counted inside of compiled graphs") == compiled
+
+
 def site(changed: int = 0) -> Any:
     return SimpleNamespace(changed=changed, total=0, by_step=())
 

@@ -93,13 +93,6 @@ def number(value: Any) -> str:
     return f"{value:.4g}"
 
 
-def signed(value: float) -> str:
-    """A difference: ``+0.31``, ``−0.31``, ``0``, ``NaN``."""
-    if value < 0:
-        return f"−{number(-value)}"
-    return f"+{number(value)}" if value > 0 else number(value)
-
-
 def tick(value: float) -> str:
     """A number on an axis, short: ``1.5k``, ``20M``, ``1e-05``."""
     size = abs(value)

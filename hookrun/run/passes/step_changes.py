@@ -7,7 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 
+import torch
+from torch import Tensor
+
 from hookrun.engine.runtime.site import HookSite
+from hookrun.engine.values.tensors import read_together
 
 MOST_STEPS = 100
 """Steps of which the changes are kept; of more, evenly spaced ones."""
@@ -20,8 +24,8 @@ MOST_COUNTS = 50_000
 def noting_changes(sites: Sequence[HookSite], step: int, every: int) -> Iterator[None]:
     """Note in `by_step` of each site how many elements its edits change in the block, which is one logged step.
 
-    The counts are read at the end of the block, where the host has waited for the loss of the step. Which steps are
-    kept depends on their numbers alone, so that a resumed run keeps the same ones.
+    The counts are read together at the end of the block, where the host has waited for the loss of the step. Which
+    steps are kept depends on their numbers alone, so that a resumed run keeps the same ones.
 
     every: a step is logged after so many
     """
@@ -31,10 +35,15 @@ def noting_changes(sites: Sequence[HookSite], step: int, every: int) -> Iterator
         return
     before = [(site.changed, site.total) for site in sites]
     yield
+    acted = list[tuple[HookSite, int]]()
+    changes = list[Tensor]()
     for site, (changed, total) in zip(sites, before, strict=True):
         if site.total > total:
-            kept = [line for line in site.by_step if line[0] % apart == 0]
-            site.by_step = [*kept, [step, int(site.changed) - int(changed), site.total - total]]
+            acted.append((site, site.total - total))
+            changes.append(torch.as_tensor(site.changed - changed))
+    for (site, total), change in zip(acted, read_together(changes), strict=True):
+        kept = [line for line in site.by_step if line[0] % apart == 0]
+        site.by_step = [*kept, [step, int(change), total]]
 
 
 def _stride(number: int, sites: int) -> int:

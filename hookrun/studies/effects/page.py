@@ -32,7 +32,6 @@ from hookrun.studies.kit.drawing import (
     lines,
     module_name,
     number,
-    signed,
 )
 
 ID = "effects"
@@ -111,7 +110,7 @@ class Map:
             numbers=wide <= 12 and len(self.rows) <= 24,
             centre=0.0 if are_changes else None,
             links=[self.links[at : at + wide] for at in range(0, len(self.links), wide)],
-            written=signed if are_changes else number,
+            written=_signed if are_changes else number,
         ).figure()
 
 
@@ -170,7 +169,7 @@ def _largest(effects: Effects, grid: Map) -> str:
         return "none of them is finite"
     if not largest.change:
         return "no site changes it"
-    return f"largest {signed(largest.change)} at {grid.cells[largest.place]}{largest.tied}"
+    return f"largest {_signed(largest.change)} at {grid.cells[largest.place]}{largest.tied}"
 
 
 def _by_change(effects: Effects) -> list[int]:
@@ -193,7 +192,7 @@ def _figures(effects: Effects, grid: Map, metric: str) -> Iterator[Figure]:
     if GRADIENT in effects:
         estimate = effects.changes(GRADIENT)
         if EXACT in effects:
-            note = _agreement(effects[EXACT], effects[GRADIENT]) or note
+            note += _agreement(effects[EXACT], effects[GRADIENT])
         yield grid.draw(f"{title}, estimated from the gradient", estimate, note, are_changes=True)
     if OF_SAMPLES in effects and len(effects.samples) > 1:
         values = effects[OF_SAMPLES].double()
@@ -210,7 +209,7 @@ def _agreement(exact: Tensor, estimate: Tensor) -> str:
     if pairs.shape[1] < 2:
         return ""
     correlation = float(torch.corrcoef(pairs)[0, 1])
-    return "" if math.isnan(correlation) else f"correlation with the exact values: {correlation:.3f}"
+    return "" if math.isnan(correlation) else f"; correlation with the exact values: {correlation:.3f}"
 
 
 def _placebo(exact: Tensor, placebo: Tensor, grid: Map, title: str) -> Figure:
@@ -239,15 +238,15 @@ def _top(effects: Effects, grid: Map, ranked: Sequence[int], linked: set[int]) -
     if OF_SAMPLES in effects:
         columns["change"] = [_interval(_changes(effects, at)) for at in ranked]
     elif EXACT in effects:
-        columns["change"] = list(map(signed, effects.changes(EXACT).flatten()[ranked].tolist()))
+        columns["change"] = list(map(_signed, effects.changes(EXACT).flatten()[ranked].tolist()))
     if GRADIENT in effects:
-        columns["estimated change"] = list(map(signed, effects.changes(GRADIENT).flatten()[ranked].tolist()))
+        columns["estimated change"] = list(map(_signed, effects.changes(GRADIENT).flatten()[ranked].tolist()))
     if PLACEBO in effects:
         of_cells = effects.changes(PLACEBO).flatten(1)[:, ranked]
         means = of_cells.mean(0).tolist()
         deviations = of_cells.std(0, correction=0).tolist()
         pairs = zip(means, deviations, strict=True)
-        columns["placebo"] = [f"{signed(mean)} ± {number(deviation)}" for mean, deviation in pairs]
+        columns["placebo"] = [f"{_signed(mean)} ± {number(deviation)}" for mean, deviation in pairs]
     if RESTORED in effects:
         columns["restored"] = list(map(number, effects[RESTORED].flatten()[ranked].tolist()))
     if EXACT in effects:
@@ -265,7 +264,14 @@ def _interval(changes: Tensor) -> str:
     error = math.nan
     if len(finite) > 1:
         error = float(finite.std()) / math.sqrt(len(finite))
-    return f"{signed(float(finite.mean()))} ± {number(Z * error)}"
+    return f"{_signed(float(finite.mean()))} ± {number(Z * error)}"
+
+
+def _signed(value: float) -> str:
+    """A difference: ``+0.31``, ``−0.31``, ``0``, ``NaN``."""
+    if value < 0:
+        return f"−{number(-value)}"
+    return f"+{number(value)}" if value > 0 else number(value)
 
 
 def _values(effects: Effects, at: int) -> Tensor:
@@ -295,7 +301,7 @@ def _samples(effects: Effects, facts: RunData, grid: Map, at: int) -> dict[str, 
             "picture": facts.pictures.get(key, ""),
             "before": number(float(effects[PLAIN_OF_SAMPLES][place])),
             "after": number(float(values[place])),
-            "change": signed(float(values[place] - effects[PLAIN_OF_SAMPLES][place])),
+            "change": _signed(float(values[place] - effects[PLAIN_OF_SAMPLES][place])),
         }
         rows.append(row)
     return {"id": f"cell-{at}", "name": grid.cells[at], "rows": rows}

@@ -10,7 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hookrun.errors import Lookup, counted
+from hookrun.errors import Lookup
 from hookrun.studies.kit.record_types import functions_of_studies, html
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class LargestEffect:
         """``, tied with 2 others``; ``""`` if no other cell changes the metric as much."""
         if not self.ties:
             return ""
-        return f", tied with {counted(self.ties, 'other')}"
+        return f", tied with {self.ties:,} other{'s' if self.ties > 1 else ''}"
 
 
 class Effects(html.Shown, Lookup["Tensor"]):

@@ -15,7 +15,6 @@ from hookrun.report.draw.pictures import palette as palette  # the colours of a 
 from hookrun.report.draw.text import common as common  # how many first pieces are equal
 from hookrun.report.draw.text import module_name as module_name  # the path of a module, not too long
 from hookrun.report.draw.text import number as number  # a number as the page shows it
-from hookrun.report.draw.text import signed as signed  # a difference as the page shows it
 from hookrun.report.draw.text import token_name as token_name  # a token as the page shows it
 from hookrun.report.facts import MOST_ROWS as MOST_ROWS  # how many rows a table shows
 from hookrun.report.facts import RunData as RunData  # the data of a run directory
