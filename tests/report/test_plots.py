@@ -87,6 +87,12 @@ def test_effects_are_the_maps_of_the_page(tmp_path: Path) -> None:
     assert repr(plot).startswith("<plot of the effects of ablate: 1 picture")
 
 
+def test_effects_without_a_run_are_not_drawn() -> None:
+    effects = Effects({"exact": torch.ones(1), "unedited": torch.tensor(0.5)}, {"module": ["a"]}, [], {})
+    with pytest.raises(hookrun.HookrunError, match="were not read from a run"):
+        effects.plot()
+
+
 def figures(name: str) -> list[Figure]:
     """A figure of each kind with this name wherever a name can be."""
     return [
