@@ -131,20 +131,6 @@ def _row(tag: str, cells: Sequence[Cell], style: str = "") -> str:
     return f"<tr>{drawn}</tr>"
 
 
-def shares(counts: Sequence[int], most: int = MOST_ROWS) -> list[int]:
-    """How many rows of each group are shown if `most` are shown in all: small groups whole, large ones alike.
-
-    At least one of each group.
-    """
-    limits = [0] * len(counts)
-    left = most
-    order = sorted(range(len(counts)), key=counts.__getitem__)
-    for waiting, place in zip(range(len(order), 0, -1), order, strict=True):
-        limits[place] = min(counts[place], max(left // waiting, 1))
-        left -= limits[place]
-    return limits
-
-
 def paragraph(text: str) -> Html:
     """A line of text; nothing for an empty text."""
     if not text:

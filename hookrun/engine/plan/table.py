@@ -17,7 +17,7 @@ from hookrun.engine.spec.hook import argument as argument
 from hookrun.engine.spec.hook import parameters
 from hookrun.engine.trust.callables import Code
 from hookrun.errors import counted, first_lines, listed, printable
-from hookrun.html import View, shares
+from hookrun.html import MOST_ROWS, View
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -76,8 +76,8 @@ def view_of(plan: ResolvedPlan) -> View:
     """The plan for notebooks: a row for each of the first modules of each hook."""
     rows = list[Sequence[str | int]]()
     missing = list[str]()
-    limits = shares([max(len(hook.matches), 1) for hook in plan.hooks])
-    for order, (hook, limit) in enumerate(zip(plan.hooks, limits, strict=True)):
+    limit = max(MOST_ROWS // max(len(plan.hooks), 1), 1)
+    for order, hook in enumerate(plan.hooks):
         spec = hook.spec
         first: list[str | int] = [order, spec.name]
         doing = [spec.hook_type.name, spec.action.action_name, parameters(spec), str(spec.keys.when)]
