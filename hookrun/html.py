@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NewType
 
@@ -19,8 +20,8 @@ Html = NewType("Html", str)
 
 MOST_ROWS = 20
 """How many rows of a table are shown."""
-FEW = 3
-"""How many of a list are shown in a plain repr."""
+_FEW = 3
+"""How many rows are shown in a plain repr."""
 MOST_COLUMNS = 24
 """How many columns of a table are shown."""
 MOST_OF_A_CELL = 80
@@ -34,8 +35,8 @@ Cell = str | float | bool | None
 """A text, a number, or None for an empty cell."""
 
 
-class Shown:
-    """An object that users look at in a notebook: completion and `dir()` have its public names, none of pydantic's."""
+class Completed:
+    """An object whose completion and `dir()` have its public names, none of pydantic's."""
 
     def __dir__(self) -> list[str]:
         hidden = set[str]()
@@ -45,9 +46,41 @@ class Shown:
         return [name for name in object.__dir__(self) if name not in hidden and not name.startswith("_")]
 
 
-def brief(title: str, lines: Iterable[str]) -> str:
-    """The plain repr of an object: ``<title>``, and the first lines of what it has."""
-    return "\n  ".join([f"<{shortened(title, MOST_OF_A_LINE)}>", *first_lines(map(shortened, lines), FEW)])
+@dataclass(frozen=True)
+class View:
+    """What is shown of an object: a title, a table, and lines below it.
+
+    rows:  a value for each head
+    count: how many rows there are, if `rows` has the first ones only
+    """
+
+    title: str
+    heads: Sequence[str] = ()
+    rows: Sequence[Sequence[Cell]] = ()
+    count: int | None = None
+    lines: Sequence[str] = ()
+
+
+class Shown(Completed):
+    """An object that notebooks show as a table; its plain repr is the title with the first rows."""
+
+    def _view(self) -> View:
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        view = self._view()
+        shown = [f"<{shortened(view.title, MOST_OF_A_LINE)}>"]
+        for row in view.rows[:_FEW]:
+            shown.append(shortened("  ".join(filter(None, map(_text, row)))))
+        count = len(view.rows) if view.count is None else view.count
+        if count > _FEW:
+            shown.append(f"and {count - _FEW:,} more")
+        return "\n  ".join(shown)
+
+    def _repr_html_(self) -> Html:
+        view = self._view()
+        lines = map(paragraph, first_lines(view.lines))
+        return block(view.title, table(view.heads, view.rows, view.count), *lines)
 
 
 def escaped(value: object, most: int = MOST_OF_A_CELL) -> Html:
@@ -98,20 +131,6 @@ def _row(tag: str, cells: Sequence[Cell], style: str = "") -> str:
     return f"<tr>{drawn}</tr>"
 
 
-def shares(counts: Sequence[int], most: int = MOST_ROWS) -> list[int]:
-    """How many rows of each group are shown if `most` are shown in all: small groups whole, large ones alike.
-
-    At least one of each group.
-    """
-    limits = [0] * len(counts)
-    left = most
-    order = sorted(range(len(counts)), key=counts.__getitem__)
-    for waiting, place in zip(range(len(order), 0, -1), order, strict=True):
-        limits[place] = min(counts[place], max(left // waiting, 1))
-        left -= limits[place]
-    return limits
-
-
 def paragraph(text: str) -> Html:
     """A line of text; nothing for an empty text."""
     if not text:
@@ -126,9 +145,16 @@ def block(title: str, *parts: Html) -> Html:
     )
 
 
+_POLICY = (
+    '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; img-src data:; '
+    "style-src 'unsafe-inline'; script-src 'unsafe-inline'\">"
+)
+"""What a page in a frame may load, whoever has made it: nothing from a network."""
+
+
 def framed(page: str) -> Html:
     """A whole page inside a notebook: it runs the script that it contains, and may do nothing else."""
-    content = html.escape(page)
+    content = html.escape(f"<!doctype html>{_POLICY}{page}")
     style = "width:100%;height:80vh;border:0"
     return Html(f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{content}"></iframe>')
 

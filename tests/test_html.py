@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hookrun.html import MOST_COLUMNS, MOST_ROWS, block, escaped, paragraph, shares, table
+from hookrun.html import MOST_COLUMNS, MOST_ROWS, block, escaped, paragraph, table
 
 HOSTILE = (
     "<script>alert(1)</script>",
@@ -103,14 +103,3 @@ def test_numbers_are_aligned_to_the_right() -> None:
 def test_no_colour_is_fixed() -> None:
     page = block("title", table(["a"], [["b"]]), paragraph("c"))
     assert not re.search(r"background|#[0-9a-f]{3}|rgb|\bwhite\b(?!-space)|black", page)
-
-
-@given(st.lists(st.integers(1, 10_000), min_size=1, max_size=30))
-def test_shares_are_fair_and_whole_where_it_fits(counts: list[int]) -> None:
-    limits = shares(counts)
-    assert sum(limits) <= max(MOST_ROWS, len(counts))
-    assert all(1 <= limit <= count for limit, count in zip(limits, counts, strict=True))
-    if sum(counts) <= MOST_ROWS:
-        assert limits == counts
-    cut = [limit for limit, count in zip(limits, counts, strict=True) if limit < count]
-    assert not cut or max(cut) - min(cut) <= 1

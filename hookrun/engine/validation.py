@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from hookrun.errors import Fix, Problem, SpecError, counted, misnamed, nearest, renamed
-from hookrun.html import Shown
+from hookrun.html import Completed
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -23,7 +23,7 @@ MISSING = "is missing"
 """What is wrong where a required key is not given."""
 
 
-class Section(Shown, BaseModel):
+class Section(Completed, BaseModel):
     """A frozen section of the configuration; an unknown key is an error.
 
     Importing builds no validators, which takes milliseconds for each class: `defer_build`, and defaults that are

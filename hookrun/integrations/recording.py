@@ -214,8 +214,8 @@ class Recording(Installation):
             raise HookrunError(f"split: found {part!r}, expected 'train', 'val' or None")
         self._rows.split = part  # type: ignore[assignment]
 
-    def _headline(self) -> str:
-        return f"{super()._headline()}; recorded in {self.path}"
+    def _title(self) -> str:
+        return f"{super()._title()}; recorded in {self.path}"
 
     def is_on(self, model: nn.Module) -> bool:
         """Whether the hooks are installed on this model, or on a model that it wraps."""

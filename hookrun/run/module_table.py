@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from hookrun.engine.plan.plan import Match, ResolvedPlan
 from hookrun.errors import Lookup, counted, listed, printable, shortened
-from hookrun.html import MOST_ROWS, Html, Shown, block, brief, paragraph, table
+from hookrun.html import Shown, View
 from hookrun.run.tasks.modules import tree_of
 from hookrun.store.tables import as_table
 
 _ANY = 100_000
 """Width in characters that is enough for any tree."""
 
+HEADS = ("path", "class", "parameters", "input", "output", "selected")
 
-@dataclass(frozen=True)
-class ModuleRow(Shown):
+
+class ModuleRow(NamedTuple):
     """One module of a model.
 
     path:       its first name in ``named_modules``; empty for the model itself
@@ -37,7 +37,7 @@ class ModuleRow(Shown):
 
 
 class ModuleTable(Shown):
-    """The modules of a model in its order: iterate over it, or ask for one by any of its names. `str()` is the tree.
+    """The modules of a model in its order: iterate over them, or ask for one by any of its names. `str()` is the tree.
 
     picked:    the modules that the selector matches; if it matches none, the parameters
     unchecked: why shapes are not known; None if they are, or if there is no example
@@ -57,9 +57,8 @@ class ModuleTable(Shown):
         rows = dict[str, ModuleRow]()
         aliases = dict[str, str]()
         for path, match in matches.items():
-            taken = inputs[path].shape if path in inputs else None
-            is_picked = path in picked
-            rows[path] = ModuleRow(path, match.type, match.parameters, taken, match.shape, is_picked)
+            taken = inputs[path].shape
+            rows[path] = ModuleRow(path, match.type, match.parameters, taken, match.shape, path in picked)
             aliases |= dict.fromkeys(match.names, path)
         self._rows = Lookup("module", f"the modules of {plan.model}", rows, aliases)
         sizes = f"{counted(len(rows), 'module')}, {counted(matches[''].parameters, 'parameter')}"
@@ -82,30 +81,20 @@ class ModuleTable(Shown):
 
     def table(self) -> Any:
         """The rows as a pandas DataFrame. HookrunError if pandas is not installed."""
-        names = {"type": "class"}
-        columns = dict[str, list[Any]]()
-        for name in ModuleRow.__dataclass_fields__:
-            columns[names.get(name, name)] = [getattr(row, name) for row in self]
-        return as_table(columns, "pandas")
+        columns = zip(*self, strict=True)  # the model itself is always there
+        return as_table(dict(zip(HEADS, map(list, columns), strict=True)), "pandas")
 
     def __str__(self) -> str:
         from rich.console import Console
 
-        file = io.StringIO()
+        console = Console(file=io.StringIO(), width=_ANY, color_system=None)
         tree = tree_of(self._matches, self._matches.keys(), frozenset(self.picked), "crop")
-        Console(file=file, width=_ANY, color_system=None).print(tree, soft_wrap=False)
-        lines = [line.rstrip() for line in file.getvalue().splitlines()]
+        with console.capture() as capture:
+            console.print(tree, soft_wrap=False)
+        lines = [line.rstrip() for line in capture.get().splitlines()]
         return "\n".join([*lines, printable(self._title)])
 
-    def __repr__(self) -> str:
-        lines = (f"{row.path or '(root)'}  {row.type}  {row.output or '-'}" for row in self)
-        return brief(self._title, lines)
-
-    def _repr_html_(self) -> Html:
-        rows = list[tuple[str | int | None, ...]]()
-        for row in list(self)[:MOST_ROWS]:
-            mark = "*" if row.selected else ""
-            rows.append((mark, row.path or "(root)", row.type, row.parameters, row.input, row.output))
-        heads = ("", "module", "class", "parameters", "input", "output")
-        unchecked = f"shapes unknown: {self.unchecked}" if self.unchecked else ""
-        return block(self._title, table(heads, rows, len(self)), paragraph(unchecked))
+    def _view(self) -> View:
+        rows = [row._replace(path=row.path or "(root)") for row in self]
+        lines = [f"shapes unknown: {self.unchecked}"] if self.unchecked else []
+        return View(self._title, HEADS, rows, lines=lines)

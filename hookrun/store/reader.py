@@ -20,7 +20,7 @@ from hookrun.data.samples import IGNORED
 from hookrun.data.settings import Data
 from hookrun.engine.collector import collector_paused
 from hookrun.errors import HookrunError, Lookup, listed
-from hookrun.html import Html, Shown, block, table
+from hookrun.html import Shown, View
 from hookrun.store.captures.read import (
     Leaf,
     SampleTable,
@@ -68,6 +68,8 @@ from hookrun.store.tables import as_table
 
 Table = Literal["metrics", "stats", "faults", "samples"]
 _SHOWN = 12
+_OF_SUMMARY = ("status", "reason", "started", "seconds", "note", "damaged")
+"""What a notebook shows of a run's summary."""
 ROWS_AT_ONCE = 4096
 """The rows of a capture that are exported at a time."""
 
@@ -385,19 +387,11 @@ class Run(Shown):
     def __repr__(self) -> str:
         return f"<run {self.path}: {self.status['status']}>"
 
-    def _repr_html_(self) -> Html:
+    def _view(self) -> View:
         summary = summary_of(self.path)
-        about = {
-            "status": f"{summary.status} {summary.reason}",
-            "started": summary.started,
-            "seconds": "" if summary.seconds is None else f"{summary.seconds:,.1f}",
-            "note": summary.note,
-            "tags": ", ".join(summary.tags),
-            "damaged": summary.damaged,
-        }
-        given = [pair for pair in about.items() if pair[1]]
-        metrics = table(("metric", "value"), list(summary.metrics.items()))
-        return block(f"{headline(summary)} · {self.path}", table(("", ""), given), metrics)
+        rows = [(name, getattr(summary, name)) for name in _OF_SUMMARY]
+        known = [row for row in [*rows, *summary.metrics.items()] if row[1] not in ("", None)]
+        return View(f"{headline(summary)} · {self.path}", ("", ""), known)
 
     def _record(self, name: str, model: type[Record]) -> dict[str, Any]:
         if os.path.lexists(self.path / name):

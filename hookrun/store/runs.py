@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
 from hookrun.engine.keys import key_of
 from hookrun.errors import Problem, counted, nearest, refuse, shortened
-from hookrun.html import MOST_ROWS, Html, Shown, block, table
+from hookrun.html import MOST_ROWS, Shown, View
 from hookrun.store.files import StoreError, by_number, os_errors
 from hookrun.store.format import HYDRA, STATUS, State
 from hookrun.store.run_dir import outputs_folder
@@ -85,14 +85,13 @@ class Runs(Shown, Sequence["Run"]):
         states = ", ".join(f"{count:,} {shortened(status)}" for status, count in counts.items())
         return f"<{counted(len(self), 'run')} of {self.folder}: {states or 'none'}>"
 
-    def _repr_html_(self) -> Html:
+    def _view(self) -> View:
         rows = list[list[str | float | None]]()
-        metrics = self.metrics
         for summary in self.summaries[:MOST_ROWS]:
             about = [summary.name, summary.started[:16], summary.seconds, summary.status]
-            rows.append([*about, *map(summary.metrics.get, metrics), headline(summary)])
-        heads = ("run", "started", "seconds", "status", *metrics, "what")
-        return block(repr(self)[1:-1], table(heads, rows, len(self)))
+            rows.append([*about, *map(summary.metrics.get, self.metrics), headline(summary)])
+        heads = ("run", "started", "seconds", "status", *self.metrics, "what")
+        return View(repr(self)[1:-1], heads, rows, len(self))
 
     def where(self, conditions: Mapping[str, Any] | None = None, /, **others: Any) -> Runs:
         """The runs of which each condition holds: ``runs.where({"val/accuracy": lambda x: x > 0.9}, status="done")``.

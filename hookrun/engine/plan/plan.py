@@ -19,7 +19,7 @@ from hookrun.engine.spec.hook import HookSpec
 from hookrun.engine.trust.callables import Code, code_of_class
 from hookrun.engine.trust.load import Trusted
 from hookrun.errors import Problem, counted, listed
-from hookrun.html import Shown
+from hookrun.html import Completed
 
 SHOWN = 4
 """How many modules of a hook are named if there is other output beside them."""
@@ -91,7 +91,7 @@ class HeadCount:
 
 
 @dataclass(frozen=True)
-class PlannedHook(Shown):
+class PlannedHook(Completed):
     """A hook with the modules or parameters that its selector matched, in the model's order.
 
     values:    field of the action -> path of a match -> its tensor, for values from a file or another run
@@ -190,7 +190,7 @@ def _sha(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class ResolvedPlan(Shown):
+class ResolvedPlan(Completed):
     """Every enabled hook in firing order, resolved against one model. `Plan` is one that can be installed.
 
     model:     the model's class

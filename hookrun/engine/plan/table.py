@@ -17,8 +17,7 @@ from hookrun.engine.spec.hook import argument as argument
 from hookrun.engine.spec.hook import parameters
 from hookrun.engine.trust.callables import Code
 from hookrun.errors import counted, first_lines, listed, printable
-from hookrun.html import MOST_ROWS, Html, block, paragraph, shares
-from hookrun.html import table as html_table
+from hookrun.html import MOST_ROWS, View
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -73,17 +72,12 @@ def text(plan: ResolvedPlan) -> str:
     return "\n".join(line.rstrip() for line in shown.split("\n")).strip("\n")
 
 
-def headline(plan: ResolvedPlan) -> str:
-    """``plan 9f2e31ab0c1d: 2 hooks on CNN``."""
-    return f"plan {plan.hash[:12]}: {counted(len(plan.hooks), 'hook')} on {plan.model}"
-
-
-def as_html(plan: ResolvedPlan) -> Html:
-    """The plan as a table for notebooks, with a row for each of the first modules of each hook."""
+def view_of(plan: ResolvedPlan) -> View:
+    """The plan for notebooks: a row for each of the first modules of each hook."""
     rows = list[Sequence[str | int]]()
     missing = list[str]()
-    limits = shares([max(len(hook.matches), 1) for hook in plan.hooks])
-    for order, (hook, limit) in enumerate(zip(plan.hooks, limits, strict=True)):
+    limit = max(MOST_ROWS // max(len(plan.hooks), 1), 1)
+    for order, hook in enumerate(plan.hooks):
         spec = hook.spec
         first: list[str | int] = [order, spec.name]
         doing = [spec.hook_type.name, spec.action.action_name, parameters(spec), str(spec.keys.when)]
@@ -95,8 +89,8 @@ def as_html(plan: ResolvedPlan) -> Html:
             rows.append([*first, "", "", *doing, ""])
         if limit < len(hook.matches):
             missing.append(f"{spec.name}: and {len(hook.matches) - limit:,} more modules")
-    lines = first_lines([*missing, *notes(plan)[:-1]], MOST_ROWS)  # the last one is in the title
-    return block(headline(plan), html_table(("#", *HEADS), rows), *map(paragraph, lines))
+    title = f"plan {plan.hash[:12]}: {counted(len(plan.hooks), 'hook')} on {plan.model}"
+    return View(title, ("#", *HEADS), rows, lines=[*missing, *notes(plan)[:-1]])  # its hash is in the title
 
 
 def show(plan: ResolvedPlan, console: Console, limit: int | None = None, more: Column | None = None) -> None:

@@ -31,7 +31,7 @@ from hookrun.engine.plan.batch import Shapes, followers_of
 from hookrun.engine.plan.outside import NoValues, Values
 from hookrun.engine.plan.plan import SHOWN, Match, PlannedHook, ResolvedPlan, lies_in
 from hookrun.engine.plan.resolve import resolve
-from hookrun.engine.plan.table import as_html, headline, text
+from hookrun.engine.plan.table import text, view_of
 from hookrun.engine.prove.batch import BatchRuns, TwoSizes, larger_batches, may_have_steps_first
 from hookrun.engine.runtime.hooks.base import RegisteredHook
 from hookrun.engine.runtime.install import Installation
@@ -66,7 +66,7 @@ from hookrun.errors import (
     listed,
     reason,
 )
-from hookrun.html import Html, brief
+from hookrun.html import Shown, View
 
 if TYPE_CHECKING:
     from torch.amp import GradScaler
@@ -81,18 +81,15 @@ Score = Callable[[Any], Tensor]
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Plan(ResolvedPlan):
+@dataclass(frozen=True, repr=False)
+class Plan(Shown, ResolvedPlan):
     """A plan that can be installed: made by `hookrun.compile`. `str()` is the table that the command line shows."""
 
     def __str__(self) -> str:
         return text(self)
 
-    def __repr__(self) -> str:
-        return brief(headline(self), map(repr, self.hooks))
-
-    def _repr_html_(self) -> Html:
-        return as_html(self)
+    def _view(self) -> View:
+        return view_of(self)
 
     def install(
         self,

@@ -38,7 +38,7 @@ from hookrun.errors import (
     listed,
     refuse,
 )
-from hookrun.html import MOST_ROWS, Html, Shown, block, brief, table
+from hookrun.html import MOST_ROWS, Shown, View
 
 if TYPE_CHECKING:
     from torch.amp import GradScaler
@@ -132,25 +132,19 @@ class Installation(Shown):
         self._is_inside = True
         return self
 
-    def _headline(self) -> str:
+    def _title(self) -> str:
         state = "not installed"
         if self.sites:
             state = f"{counted(len(self.sites), 'site')}, {'installed' if self._is_inside else 'removed'}"
         return f"hooks on {self.plan.model}, plan {self.plan.hash[:12]}: {state}"
 
-    def __repr__(self) -> str:
-        lines = (
-            f"{site.hook_name} on {site.path or '(root)'}: fired {site.firings:,}" for site in self.sites
-        )
-        return brief(self._headline(), lines)
-
-    def _repr_html_(self) -> Html:
-        rows = list[tuple[str | int, ...]]()
+    def _view(self) -> View:
+        rows = list[list[str | int | None]]()
         for site in self.sites[:MOST_ROWS]:
-            doing = (site.hook_type.name, site.spec.action.action_name)
-            rows.append((site.hook_name, site.path or "(root)", *doing, site.firings, site.why_idle or ""))
+            place = [site.hook_name, site.path or "(root)", site.hook_type.name, site.spec.action.action_name]
+            rows.append([*place, site.firings, site.why_idle])
         heads = ("hook", "module", "hook type", "action", "fired", "")
-        return block(self._headline(), table(heads, rows, len(self.sites)))
+        return View(self._title(), heads, rows, len(self.sites))
 
     def _called(self, *call: object) -> None:
         """Note that the model is called."""

@@ -28,7 +28,7 @@ from hookrun.engine.trust.load import short_names
 from hookrun.engine.validation import Section, join, parse, unknown_key
 from hookrun.engine.values.index import AnyIndex, AnyTarget
 from hookrun.errors import Problem, counted, misnamed, shortened
-from hookrun.html import Html, Shown, block, brief, table
+from hookrun.html import Completed, Shown, View
 
 MOST_PRIORITY = 10**9
 MOST_TEXT = 48
@@ -56,7 +56,7 @@ class HookKeys(Section):
 
 
 @dataclass(frozen=True)
-class HookSpec(Shown):
+class HookSpec(Completed):
     """A validated hook; its action is the frozen params model."""
 
     name: str
@@ -200,24 +200,21 @@ class HookSpec(Shown):
         return plain
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Spec(Shown):
     """All hooks in the order of their declaration, and the seed from which their generators are derived."""
 
     hooks: tuple[HookSpec, ...]
     seed: int = 0
 
-    def __repr__(self) -> str:
-        return brief(f"spec: {counted(len(self.hooks), 'hook')}", map(repr, self.hooks))
-
-    def _repr_html_(self) -> Html:
-        rows = list[tuple[str, ...]]()
+    def _view(self) -> View:
+        rows = list[list[str]]()
         for hook in self.hooks:
             keys = hook.keys
-            doing = (keys.hook, hook.action.action_name, parameters(hook), str(keys.when))
-            rows.append((hook.name, str(keys.select), *doing))
+            doing = [keys.hook, hook.action.action_name, parameters(hook), str(keys.when)]
+            rows.append([hook.name, str(keys.select), *doing])
         heads = ("hook", "select", "hook type", "action", "parameters", "when")
-        return block(f"spec: {counted(len(rows), 'hook')}, seed {self.seed}", table(heads, rows))
+        return View(f"spec: {counted(len(rows), 'hook')}, seed {self.seed}", heads, rows)
 
 
 def parameters(spec: HookSpec) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from markupsafe import Markup
 
 from hookrun.errors import counted, shortened
-from hookrun.html import Shown
+from hookrun.html import Completed
 from hookrun.report.draw.charts import WIDTH, Figure
 from hookrun.report.draw.rendering import rendered
 
@@ -21,7 +21,7 @@ _SIZE = re.compile(r'<svg [^>]*?viewBox="0 0 (\d+) (\d+)"')
 _FOR_THE_PAGE = re.compile(r' data-hover="[^"]*"')
 
 
-class Plot(Shown):
+class Plot(Completed):
     """Pictures of the page as one SVG. A notebook shows it; `save` writes it into a file.
 
     figures: the pictures; those that are not drawn, such as coloured texts, are on the page only

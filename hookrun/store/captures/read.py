@@ -18,7 +18,7 @@ from torch import Tensor
 from hookrun.data.info import SPLITS, Split
 from hookrun.engine.values.tensors import whole_numbers
 from hookrun.errors import HookrunError, Lookup, first_lines
-from hookrun.html import FEW, Html, Shown, block, table
+from hookrun.html import Shown, View
 from hookrun.store.captures.shard import Entry, Shard
 from hookrun.store.captures.tensor_file import (
     DTYPES,
@@ -301,17 +301,17 @@ class StoredCapture(Shown):
     def __repr__(self) -> str:
         kinds = set(map(_kind_of, self._parts))
         texts = [f"{dtype} {list(shape)}" for dtype, shape in sorted(kinds)]
-        text = " or ".join(first_lines(texts, FEW))
+        text = " or ".join(first_lines(texts, _SHOWN_ROWS))
         return f"<{self.label}: {len(self)} rows of {text}>"
 
-    def _repr_html_(self) -> Html:
+    def _view(self) -> View:
         first = self.of_shards(1)
         first = first.chosen(torch.arange(min(len(first), _SHOWN_ROWS)))
         rows = list[tuple[str, str]]()
         for name, text, values in zip(first.names, first.text, first, strict=True):
             numbers = [f"{value:.4g}" for value in values.flatten()[:_SHOWN_VALUES].tolist()]
             rows.append((f"{name} {text}".rstrip(), "  ".join(numbers)))
-        return block(repr(self)[1:-1], table(("row", "first values"), rows, len(self)))
+        return View(repr(self)[1:-1], ("row", "first values"), rows, len(self))
 
     @cached_property
     def _table(self) -> tuple[Tensor, Tensor]:

@@ -25,9 +25,20 @@ if TYPE_CHECKING:
 COMPARE_JSON = "compare.json"
 COMPARE_CSV = "compare.csv"
 
-_SHOWN = ("rows", "relative_l2", "largest", "differs", "note")
-_OF_METRICS = ("key", "run", "other", "differs")
-"""The columns of a comparison in a notebook."""
+_SHOWN = (
+    "hook",
+    "module",
+    "path",
+    "token",
+    "relative_l2",
+    "largest",
+    "key",
+    "run",
+    "other",
+    "differs",
+    "note",
+)
+"""The columns of captures, or of metrics, that a notebook shows."""
 
 MOST_LISTED = 1_000
 """The statistics of a comparison that are listed, and the captures in compare.json."""
@@ -65,22 +76,15 @@ class Comparison(html.Shown, Record):
     config: Listing[Any] = []
     jobs: dict[Name, Comparison] = {}
 
-    def __repr__(self) -> str:
-        return html.brief(f"{self.run} and {self.other}", self._said())
+    def _view(self) -> html.View:
+        table = self.captures or self.metrics
+        heads = [name for name in _SHOWN if table and name in table[0]]
+        rows = [[row.get(head) for head in heads] for row in table[: html.MOST_ROWS]]
+        said = "; ".join(self.reasons) or "nothing differs"
+        return html.View(f"{self.run} and {self.other}: {said}", heads, rows, len(table))
 
-    __str__ = __repr__
-
-    def _said(self) -> list[str]:
-        return self.reasons or ["nothing differs"]
-
-    def _repr_html_(self) -> html.Html:
-        rows = list[tuple[str | float | None, ...]]()
-        for row in self.captures[: html.MOST_ROWS]:
-            rows.append((label(row), *map(row.get, _SHOWN)))
-        reasons = map(html.paragraph, self._said()[: html.MOST_ROWS])
-        captures = html.table(("capture", *_SHOWN), rows, len(self.captures))
-        metrics = html.table(_OF_METRICS, [tuple(map(row.get, _OF_METRICS)) for row in self.metrics])
-        return html.block(f"{self.run} and {self.other}", *reasons, metrics, captures)
+    def __str__(self) -> str:
+        return repr(self)
 
     def to_dict(self) -> dict[str, Any]:
         """The content of compare.json for two runs; all captures are in compare.csv."""

@@ -10,8 +10,8 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hookrun.errors import Lookup
-from hookrun.studies.kit.record_types import functions_of_studies, html
+from hookrun.errors import HookrunError, Lookup
+from hookrun.studies.kit.record_types import ask_study, html
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -100,19 +100,16 @@ class Effects(html.Shown, Lookup["Tensor"]):
         self.axes = {name: list(labels) for name, labels in axes.items()}
         self.samples, self.about = list(samples), dict(about)
 
-    def __repr__(self) -> str:
-        return f"<effects of {self.about.get('hook')}: {self.strongest()}>"
-
-    def _repr_html_(self) -> html.Html:
+    def _view(self) -> html.View:
         changes = self.main_changes.flatten()
         count = int((~changes.isnan()).sum())
         order = changes.abs().nan_to_num(-1.0).argsort(descending=True, stable=True)[:count]
         cells = list(product(*self.axes.values()))
-        rows = list[tuple[str | float, ...]]()
+        rows = list[list[str | float]]()
         for at in order[: html.MOST_ROWS].tolist():
-            rows.append((*map(str, cells[at]), float(self.main.flatten()[at]), float(changes[at])))
+            rows.append([*map(str, cells[at]), float(self.main.flatten()[at]), float(changes[at])])
         heads = (*self.axes, self.about.get("metric", ""), "change")
-        return html.block(repr(self)[1:-1], html.table(heads, rows, count))
+        return html.View(f"effects of {self.about.get('hook')}: {self.strongest()}", heads, rows, count)
 
     @property
     def main(self) -> Tensor:
@@ -175,8 +172,11 @@ class Effects(html.Shown, Lookup["Tensor"]):
 
     def plot(self) -> Any:
         """The maps of the page: notebooks show them, `save` writes them into a file. HookrunError without any."""
-        for plot_of_section in functions_of_studies("plot_of_section"):
-            return plot_of_section(self.folder, "effects", f"the effects of {self.about.get('hook')}")
+        if self.folder is None:
+            raise HookrunError("these effects were not read from a run, which has the page that draws them")
+        return ask_study(
+            "plot_of_section", self.folder, "effects", f"the effects of {self.about.get('hook')}"
+        )
 
     def cells(self) -> Iterator[dict[str, Any]]:
         """A row for each cell that was computed: its labels, then the numbers of effects.csv; None: not computed."""
