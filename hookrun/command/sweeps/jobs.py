@@ -380,7 +380,7 @@ def _tell_how_to_go_on(run_dir: Path) -> None:
             folder = sweep
         command = f"hookrun {typed}={shlex.quote(near_path(folder))}"
         if given := given_in(read_yaml(run_dir / CONFIG, run_dir)):
-            command = resuming_call(given, near_path(folder))
+            command = resuming_call(given, Path(near_path(folder)))
         print(f"to go on: {command}", file=sys.stderr, flush=True)
 
 
