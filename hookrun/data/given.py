@@ -161,6 +161,8 @@ class GivenData(Source):
             line = f"data given from Python, {each}: {len(samples_in(part))} samples of a {type(part).__qualname__}"
             if isinstance(part, DataLoader):
                 line += f", in {len(part)} batches of its own in the order of its {type(sampler_of(part)).__qualname__}"
+            if getattr(part, "worker_init_fn", None) is not None:
+                line += "; its worker_init_fn is not called"
             yield line
         if info.inputs:
             inputs = {"input": info.inputs} if isinstance(info.inputs, TensorInfo) else info.inputs

@@ -17,7 +17,7 @@ from hookrun.errors import Problem, first_lines, refuse, spec_error
 from hookrun.run.experiment.given import SECTIONS, Given, Sections
 from hookrun.run.experiment.model_task import ModelTask
 from hookrun.run.tasks import Task, tasks
-from hookrun.store.format import CHECKPOINTS, differences
+from hookrun.store.format import CHECKPOINTS, MULTIRUN, differences
 
 _KEPT = ("data.batch_size", "data.collate", "data.workers")
 """Keys that hold beside data that is given, unless it is a loader, which has its own."""
@@ -93,10 +93,11 @@ def given_in(config: Any) -> list[str]:
     return names
 
 
-def resuming_call(names: list[str], folder: str) -> str:
-    """The call that goes on with a run or sweep to which these sections were given."""
+def resuming_call(names: list[str], folder: Path) -> str:
+    """The call that goes on with the run or sweep in the folder, to which these sections were given."""
+    function = "sweep" if (folder / MULTIRUN).is_file() else "run"
     arguments = ", ".join(f"{name}=…" for name in names)
-    return f"hookrun.run({arguments}, overrides=[{f'{RESUME}={folder}'!r}])"
+    return f"hookrun.{function}({arguments}, overrides=[{f'{RESUME}={folder}'!r}])"
 
 
 def require_given(config: Any, given: Given, folder: Path) -> None:
@@ -108,7 +109,7 @@ def require_given(config: Any, given: Given, folder: Path) -> None:
     lacking = [name for name in stored if name not in given.names]
     if lacking:
         what = f"{folder} was given {' and '.join(lacking)} from Python"
-        raise spec_error(RESUME, what, f"go on from Python: {resuming_call(stored, str(folder))}")
+        raise spec_error(RESUME, what, f"go on from Python: {resuming_call(stored, folder)}")
     for name in given.names:
         if name not in stored:
             raise spec_error(RESUME, f"the configuration of {folder} names its {name}", f"leave out {name}=…")

@@ -34,7 +34,7 @@ from hookrun.run.ranks import ALONE, Ranks
 from hookrun.signals import handled, interruption_kept, pending, shielded
 from hookrun.store.config.interpolations import literal, unguarded
 from hookrun.store.config.stored import read_yaml
-from hookrun.store.files import replacing, write_json
+from hookrun.store.files import StoreError, replacing, write_json
 from hookrun.store.format import CHECKPOINTS, CONFIG, JOB, MULTIRUN, REPORT, STATUS, State
 from hookrun.store.lock import LockedError, sole_writer
 from hookrun.store.objective import Goal
@@ -379,8 +379,9 @@ def _tell_how_to_go_on(run_dir: Path) -> None:
             typed = "-m resume"
             folder = sweep
         command = f"hookrun {typed}={shlex.quote(near_path(folder))}"
-        if given := given_in(read_yaml(run_dir / CONFIG, run_dir)):
-            command = resuming_call(given, near_path(folder))
+        with suppress(StoreError):  # of a configuration that was damaged meanwhile
+            if given := given_in(read_yaml(run_dir / CONFIG, run_dir)):
+                command = resuming_call(given, Path(near_path(folder)))
         print(f"to go on: {command}", file=sys.stderr, flush=True)
 
 

@@ -504,8 +504,9 @@ class TestSweep:
     def test_it_goes_on_only_with_what_was_given(self, tmp_path: Path) -> None:
         folder = tmp_path / "sweep"
         command("-m", f"hydra.sweep.dir={folder}", *self.KEYS, model=network(), data=splits())
-        with pytest.raises(SpecError, match="was given model and data from Python"):
+        with pytest.raises(SpecError, match="was given model and data from Python") as error:
             command("-m", f"resume={folder}")
+        assert "hookrun.sweep(model=…, data=…, " in str(error.value)
         assert command("-m", f"resume={folder}", model=network(), data=splits()).sweep_dir == folder
 
     def test_a_swept_key_of_the_model_is_refused(self, tmp_path: Path) -> None:
