@@ -23,9 +23,9 @@ FILES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*
 # import each other, except in the last line, the surface.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("callable_module", "errors", "version"),
-    ("html", "terminal"),
+    ("terminal",),
     ("signals",),
-    ("engine/collector", "engine/discovery", "engine/keys", "engine/rank"),
+    ("engine/collector", "engine/discovery", "engine/html", "engine/keys", "engine/rank"),
     ("engine/hook_types",),
     ("engine/values",),
     ("engine/validation", "engine/trust"),

@@ -14,8 +14,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from hookrun.engine.html import Completed
 from hookrun.errors import Fix, Problem, SpecError, counted, misnamed, nearest, renamed
-from hookrun.html import Completed
 
 M = TypeVar("M", bound=BaseModel)
 

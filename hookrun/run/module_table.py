@@ -6,9 +6,9 @@ import io
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from hookrun.engine.html import Shown, View
 from hookrun.engine.plan.plan import Match, ResolvedPlan
 from hookrun.errors import Lookup, counted, listed, printable, shortened
-from hookrun.html import Shown, View
 from hookrun.run.tasks.modules import tree_of
 from hookrun.store.tables import as_table
 

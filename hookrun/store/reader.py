@@ -19,8 +19,8 @@ from hookrun.data.info import SPLITS, DataInfo, Split
 from hookrun.data.samples import IGNORED
 from hookrun.data.settings import Data
 from hookrun.engine.collector import collector_paused
+from hookrun.engine.html import Shown, View
 from hookrun.errors import HookrunError, Lookup, listed
-from hookrun.html import Shown, View
 from hookrun.store.captures.read import (
     Leaf,
     SampleTable,

@@ -14,9 +14,9 @@ from itertools import chain, starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
+from hookrun.engine.html import MOST_ROWS, Shown, View
 from hookrun.engine.keys import key_of
 from hookrun.errors import Problem, counted, nearest, refuse, shortened
-from hookrun.html import MOST_ROWS, Shown, View
 from hookrun.store.files import StoreError, by_number, os_errors
 from hookrun.store.format import HYDRA, STATUS, State
 from hookrun.store.run_dir import outputs_folder

@@ -13,13 +13,13 @@ import torch
 
 from hookrun.engine.actions.values import InlineFunction, PassValue, is_by_sample
 from hookrun.engine.hook_types import OUTPUT_GRAD
+from hookrun.engine.html import Completed
 from hookrun.engine.plan.batch import BatchDims, Followers
 from hookrun.engine.plan.outside import Source, UsedRun, digest_of
 from hookrun.engine.spec.hook import HookSpec
 from hookrun.engine.trust.callables import Code, code_of_class
 from hookrun.engine.trust.load import Trusted
 from hookrun.errors import Problem, counted, listed
-from hookrun.html import Completed
 
 SHOWN = 4
 """How many modules of a hook are named if there is other output beside them."""

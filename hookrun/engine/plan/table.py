@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from hookrun.engine.actions.fields import Meaning
 from hookrun.engine.actions.values import is_by_sample
+from hookrun.engine.html import MOST_ROWS, View
 from hookrun.engine.plan.outside import Source, form
 from hookrun.engine.plan.plan import SHOWN, Match, PlannedHook, ResolvedPlan, each_once
 from hookrun.engine.spec.hook import argument as argument
 from hookrun.engine.spec.hook import parameters
 from hookrun.engine.trust.callables import Code
 from hookrun.errors import counted, first_lines, listed, printable
-from hookrun.html import MOST_ROWS, View
 
 if TYPE_CHECKING:
     from rich.console import Console

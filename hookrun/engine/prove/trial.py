@@ -27,6 +27,7 @@ from hookrun.engine.actions.user_code import UserCodeError, only_without_data
 from hookrun.engine.actions.values import InlineFunction
 from hookrun.engine.collector import collector_paused
 from hookrun.engine.hook_types import BACKWARD, FORWARD_PRE, SAVED_TENSORS, HookType
+from hookrun.engine.html import Shown, View
 from hookrun.engine.plan.batch import Shapes, followers_of
 from hookrun.engine.plan.outside import NoValues, Values
 from hookrun.engine.plan.plan import SHOWN, Match, PlannedHook, ResolvedPlan, lies_in
@@ -66,7 +67,6 @@ from hookrun.errors import (
     listed,
     reason,
 )
-from hookrun.html import Shown, View
 
 if TYPE_CHECKING:
     from torch.amp import GradScaler

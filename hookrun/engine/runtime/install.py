@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from hookrun.engine.actions.base import remove_parameter, was_added
 from hookrun.engine.collector import collector_paused
+from hookrun.engine.html import MOST_ROWS, Shown, View
 from hookrun.engine.plan.plan import PlannedHook, ResolvedPlan, lies_in, uncompilable
 from hookrun.engine.runtime.clock import Clock
 from hookrun.engine.runtime.fast.direct_calls import call_through_torch
@@ -38,7 +39,6 @@ from hookrun.errors import (
     listed,
     refuse,
 )
-from hookrun.html import MOST_ROWS, Shown, View
 
 if TYPE_CHECKING:
     from torch.amp import GradScaler

@@ -18,6 +18,7 @@ from hookrun.engine.actions.fields import Meaning
 from hookrun.engine.actions.python import Python
 from hookrun.engine.actions.values import OutsideValue, RunFaults, RunValue, is_drawn, parts_of
 from hookrun.engine.hook_types import APPLY, HOOK_TYPES, OWN_KEYS, HookType
+from hookrun.engine.html import Completed, Shown, View
 from hookrun.engine.spec.heads import HeadsClause
 from hookrun.engine.spec.selector import AnySelector, SchemaOnDemand
 from hookrun.engine.spec.selector.base import shown
@@ -28,7 +29,6 @@ from hookrun.engine.trust.load import short_names
 from hookrun.engine.validation import Section, join, parse, unknown_key
 from hookrun.engine.values.index import AnyIndex, AnyTarget
 from hookrun.errors import Problem, counted, misnamed, shortened
-from hookrun.html import Completed, Shown, View
 
 MOST_PRIORITY = 10**9
 MOST_TEXT = 48

@@ -10,8 +10,8 @@ from typing import Any
 
 from markupsafe import Markup
 
+from hookrun.engine.html import Completed
 from hookrun.errors import counted, shortened
-from hookrun.html import Completed
 from hookrun.report.draw.charts import WIDTH, Figure
 from hookrun.report.draw.rendering import rendered
 

@@ -16,9 +16,9 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from hookrun.data.info import SPLITS, Split
+from hookrun.engine.html import Shown, View
 from hookrun.engine.values.tensors import whole_numbers
 from hookrun.errors import HookrunError, Lookup, first_lines
-from hookrun.html import Shown, View
 from hookrun.store.captures.shard import Entry, Shard
 from hookrun.store.captures.tensor_file import (
     DTYPES,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hookrun import html as html  # tables in notebooks
+from hookrun.engine import html as html  # tables in notebooks
 from hookrun.store.records import MOST_COUNT as MOST_COUNT  # the largest count
 from hookrun.store.records import Count as Count  # an integer from 0
 from hookrun.store.records import Listing as Listing  # a list, of which only the first mistake is told

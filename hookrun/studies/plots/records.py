@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hookrun.engine.discovery import modules_named
+from hookrun.engine.html import framed, notebook
 from hookrun.errors import HookrunError, nearest
-from hookrun.html import framed, notebook
 from hookrun.store.files import open_inside
 from hookrun.store.format import PREDICTED, REPORT
 from hookrun.store.studies import STUDIES

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hookrun.html import MOST_COLUMNS, MOST_ROWS, block, escaped, paragraph, table
+from hookrun.engine.html import MOST_COLUMNS, MOST_ROWS, block, escaped, paragraph, table
 
 HOSTILE = (
     "<script>alert(1)</script>",
