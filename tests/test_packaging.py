@@ -16,7 +16,7 @@ from hatchling.builders.wheel import WheelBuilder
 
 ROOT = Path(__file__).resolve().parents[1]
 CONF = {path.relative_to(ROOT).as_posix() for path in (ROOT / "conf").rglob("*.yaml")}
-SUFFIXES = {".c", ".py", ".html", ".css", ".js"}
+SUFFIXES = {".c", ".py", ".html", ".css", ".js", ".svg"}
 CODE = {
     path.relative_to(ROOT).as_posix() for path in (ROOT / "hookrun").rglob("*") if path.suffix in SUFFIXES
 }
