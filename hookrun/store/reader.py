@@ -62,14 +62,12 @@ from hookrun.store.records import (
     read_records,
 )
 from hookrun.store.run_dir import cut_off
-from hookrun.store.studies import ask_study, streams
+from hookrun.store.studies import ask_report, ask_study, streams
 from hookrun.store.summary import headline, summary_of
 from hookrun.store.tables import as_table
 
 Table = Literal["metrics", "stats", "faults", "samples"]
 _SHOWN = 12
-_OF_SUMMARY = ("status", "reason", "started", "seconds", "note", "damaged")
-"""What a notebook shows of a run's summary."""
 ROWS_AT_ONCE = 4096
 """The rows of a capture that are exported at a time."""
 
@@ -354,11 +352,11 @@ class Run(Shown):
 
         HookrunError with the nearest names if there is no such metric.
         """
-        return ask_study("plot_of_metric", self, metric)
+        return ask_report("plot_of_metric", self.path, metric)
 
     def show(self) -> None:
         """Show the page of the run in the notebook; elsewhere print its path. It is made if it does not exist."""
-        ask_study("show_page", self)
+        ask_report("show_page", self.path)
 
     def export(self, path: str | os.PathLike[str]) -> list[str]:
         """Write every capture into one safetensors file, and return its keys.
@@ -385,13 +383,14 @@ class Run(Shown):
         return list(tensors)
 
     def __repr__(self) -> str:
-        return f"<run {self.path}: {self.status['status']}>"
+        return f"<run {self.path}: {summary_of(self.path).status}>"
 
     def _view(self) -> View:
         summary = summary_of(self.path)
-        rows = [(name, getattr(summary, name)) for name in _OF_SUMMARY]
-        known = [row for row in [*rows, *summary.metrics.items()] if row[1] not in ("", None)]
-        return View(f"{headline(summary)} · {self.path}", ("", ""), known)
+        rows = [(name, getattr(summary, name)) for name in ("status", "started", "seconds")]
+        lines = list(filter(None, (summary.note, summary.reason, summary.damaged)))
+        title = f"{headline(summary)} · {self.path}"
+        return View(title, ("", ""), [*rows, *summary.metrics.items()], lines=lines)
 
     def _record(self, name: str, model: type[Record]) -> dict[str, Any]:
         if os.path.lexists(self.path / name):

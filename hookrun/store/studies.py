@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -17,6 +18,7 @@ from hookrun.store.files import StoreError
 from hookrun.store.records import STREAMS, Record
 
 STUDIES = "hookrun.studies"
+PLOTS = "hookrun.report.plots"
 
 
 @cache
@@ -61,3 +63,8 @@ def ask_study(name: str, *values: Any, **options: Any) -> Any:
     for function in functions_of_studies(name):
         return function(*values, **options)
     raise StoreError(f"this installation of hookrun has no study with {name}()")
+
+
+def ask_report(name: str, *values: Any) -> Any:
+    """What a function of `hookrun.report.plots` returns: the report, which stands above the store, draws a run."""
+    return getattr(import_module(PLOTS), name)(*values)

@@ -30,7 +30,7 @@ from hookrun.store.captures.tensor_file import (
 from hookrun.store.files import StoreError, require_size
 from hookrun.store.format import COLUMNS, FIRING, SAMPLES, STORED_DTYPES, TOKENS
 from hookrun.store.records import SampleLine, TokenLine, grouped, read_records
-from hookrun.store.studies import ask_study
+from hookrun.store.studies import ask_report
 from hookrun.store.tables import as_table
 
 T = TypeVar("T")
@@ -246,7 +246,7 @@ class StoredCapture(Shown):
 
     def plot(self) -> Any:
         """The pictures of the page: notebooks show them, `save` writes them into a file. HookrunError without any."""
-        return ask_study("plot_of_capture", self, self._samples.folder)
+        return ask_report("plot_of_capture", self._samples.folder, self)
 
     def _sample_values(self, column: str) -> list[str]:
         lines = self._samples.by_sample

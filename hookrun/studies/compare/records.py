@@ -25,20 +25,9 @@ if TYPE_CHECKING:
 COMPARE_JSON = "compare.json"
 COMPARE_CSV = "compare.csv"
 
-_SHOWN = (
-    "hook",
-    "module",
-    "path",
-    "token",
-    "relative_l2",
-    "largest",
-    "key",
-    "run",
-    "other",
-    "differs",
-    "note",
-)
-"""The columns of captures, or of metrics, that a notebook shows."""
+_OF_CAPTURES = ("token", "relative_l2", "largest", "differs", "note")
+_OF_METRICS = ("key", "run", "other", "differs")
+"""What a notebook shows of captures, or if there are none of metrics."""
 
 MOST_LISTED = 1_000
 """The statistics of a comparison that are listed, and the captures in compare.json."""
@@ -77,11 +66,12 @@ class Comparison(html.Shown, Record):
     jobs: dict[Name, Comparison] = {}
 
     def _view(self) -> html.View:
-        table = self.captures or self.metrics
-        heads = [name for name in _SHOWN if table and name in table[0]]
-        rows = [[row.get(head) for head in heads] for row in table[: html.MOST_ROWS]]
-        said = "; ".join(self.reasons) or "nothing differs"
-        return html.View(f"{self.run} and {self.other}: {said}", heads, rows, len(table))
+        title = f"{self.run} and {self.other}: {'; '.join(self.reasons) or 'nothing differs'}"
+        if not self.captures:
+            rows = [[row[key] for key in _OF_METRICS] for row in self.metrics[: html.MOST_ROWS]]
+            return html.View(title, _OF_METRICS, rows, len(self.metrics))
+        rows = [[label(row), *map(row.get, _OF_CAPTURES)] for row in self.captures[: html.MOST_ROWS]]
+        return html.View(title, ("capture", *_OF_CAPTURES), rows, len(self.captures))
 
     def __str__(self) -> str:
         return repr(self)

@@ -102,9 +102,9 @@ class CompareTask(TaskOfRuns):
 
     def _cka(self, rows: StoredCapture, other: StoredCapture) -> float | None:
         """Linear CKA; None for rows that are not of samples or not finite, and if it would need too much memory."""
-        from hookrun.studies.kit.passes import SHARE, Features, chosen_way, linear_cka_of_all
+        from hookrun.studies.kit.passes import Features, chosen_way, linear_cka_of_all
 
-        features = [Features("", each, _MOST_BYTES // SHARE) for each in (rows, other)]
+        features = [Features.within(_MOST_BYTES, "", each) for each in (rows, other)]
         way = chosen_way(features, _MOST_BYTES)
         if len(rows) < 2 or not rows.is_by_sample or way.needed > _MOST_BYTES:
             return None

@@ -15,7 +15,7 @@ from hookrun.engine.hook_types import FORWARD_PRE
 from hookrun.engine.runtime.tokens.calls import DECODER_IDS, parameters_of
 from hookrun.engine.values.containers import members, rebuild, tensors
 from hookrun.engine.values.tensors import read_together
-from hookrun.errors import counted, first_lines, spec_error
+from hookrun.errors import Problem, SpecError, counted, first_lines
 from hookrun.studies.effects.grid import Trial
 from hookrun.studies.effects.moved import Activation, MovedHook, parts_of
 from hookrun.studies.effects.records import (
@@ -501,11 +501,11 @@ class Cells:
         finally:
             moved.kept = None
         if not total.requires_grad:
-            raise spec_error(
-                "task.method",
-                f"the metric {reading.metric.name!r} has no gradient with respect to the values of the hook",
-                "use a metric that changes smoothly, such as loss, probability or logit_difference; or method: exact",
+            what = (
+                f"the metric {reading.metric.name!r} has no gradient with respect to the values of the hook"
             )
+            hint = "use a metric that changes smoothly, such as loss, probability or logit_difference; or method: exact"
+            raise SpecError([Problem("task.method", what, hint)])
         tensors = list[Tensor]()
         for activation in kept:
             tensors += activation.tensors

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookrun.errors import HookrunError, first_lines, shortened
+from hookrun.errors import first_lines, shortened
 from hookrun.studies.effects.records import (
     CLEAN,
     EXACT,
@@ -33,6 +33,7 @@ from hookrun.studies.kit.drawing import (
     module_name,
     number,
 )
+from hookrun.studies.kit.files import StoreError
 
 ID = "effects"
 TITLE = "Effects"
@@ -130,7 +131,7 @@ def build(facts: RunData) -> dict[str, Any] | None:
     """The maps, the comparison with the estimate and with chance, the top cells, and the samples of the top cells."""
     try:
         effects = read_effects(facts.path)
-    except HookrunError as error:
+    except StoreError as error:
         return {"figures": [], "notes": [f"the effects can't be read: {error}"], "faults": []}
     if effects is None:
         return None

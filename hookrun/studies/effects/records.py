@@ -10,8 +10,8 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hookrun.errors import HookrunError, Lookup
-from hookrun.studies.kit.record_types import ask_study, html
+from hookrun.errors import Lookup
+from hookrun.studies.kit.record_types import ask_report, html
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -172,11 +172,7 @@ class Effects(html.Shown, Lookup["Tensor"]):
 
     def plot(self) -> Any:
         """The maps of the page: notebooks show them, `save` writes them into a file. HookrunError without any."""
-        if self.folder is None:
-            raise HookrunError("these effects were not read from a run, which has the page that draws them")
-        return ask_study(
-            "plot_of_section", self.folder, "effects", f"the effects of {self.about.get('hook')}"
-        )
+        return ask_report("plot_of_study", self.folder, "effects", f"the effects of {self.about.get('hook')}")
 
     def cells(self) -> Iterator[dict[str, Any]]:
         """A row for each cell that was computed: its labels, then the numbers of effects.csv; None: not computed."""

@@ -84,9 +84,6 @@ from hookrun.run.tasks.captured.cka import (
     linear_cka_of_all as linear_cka_of_all,  # the similarity of each two captures
 )
 from hookrun.run.tasks.captured.features import BYTES as BYTES  # the bytes of a number in an analysis
-from hookrun.run.tasks.captured.features import (
-    SHARE as SHARE,  # the share of the memory that a block of rows may take
-)
 from hookrun.run.tasks.captured.features import Features as Features  # the rows of a capture as vectors
 from hookrun.run.tasks.captured.features import gram as gram  # the products of each two rows
 from hookrun.run.tasks.captured.features import (

@@ -15,7 +15,7 @@ from hookrun.store.records import each_record as each_record  # the lines of a f
 from hookrun.store.records import grouped as grouped  # items by a key
 from hookrun.store.records import read_records as read_records  # the lines of a file, checked
 from hookrun.store.records import typed_record as typed_record  # a JSON file, checked
-from hookrun.store.studies import ask_study as ask_study  # call a function of this name of a study
+from hookrun.store.studies import ask_report as ask_report  # what the report draws of a run
 from hookrun.store.studies import (
     functions_of_studies as functions_of_studies,  # the functions of a name that studies have
 )

@@ -106,11 +106,11 @@ class TaskOfCaptures(TaskOfRuns):
 
     def features(self, analysis: Analysis, project: int | None) -> dict[str, Features]:
         """Module path -> the rows of its capture as vectors, wider ones projected to so many features."""
-        from hookrun.run.tasks.captured.features import SHARE, Features, Projection
+        from hookrun.run.tasks.captured.features import Features, Projection
 
         features = dict[str, Features]()
         for name, capture in analysis.captures.items():
-            rows = Features(name, capture, self.max_bytes // SHARE)
+            rows = Features.within(self.max_bytes, name, capture)
             if project is not None and rows.captured > project:
                 rows = replace(rows, projection=Projection(project, analysis.settings.seed))
             features[name] = rows

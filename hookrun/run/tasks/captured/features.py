@@ -18,8 +18,8 @@ READING = 4
 BYTES = 8
 """The bytes of a float64."""
 
-SHARE = 8
-"""A block that is read at once takes at most 1/SHARE of the allowed memory, or one row."""
+_SHARE = 8
+"""A block that is read at once takes at most 1/_SHARE of the allowed memory, or one row."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,11 @@ class Features:
     projection: Projection | None = None
     mean: Tensor | None = None
     scale: Tensor | None = None
+
+    @classmethod
+    def within(cls, most_bytes: int, name: str, capture: StoredCapture) -> Features:
+        """The rows of a capture for an analysis that may take this many bytes of memory."""
+        return cls(name, capture, most_bytes // _SHARE)
 
     def __len__(self) -> int:
         return len(self.capture)

@@ -1,1 +1,0 @@
-"""What a `Run` draws and shows: the pictures of its page, and the page itself."""
