@@ -8,11 +8,12 @@ import re
 import reprlib
 import sys
 import traceback
+from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -423,6 +424,13 @@ class NoSuchKey(HookrunError, KeyError):
     """There is no such key; the message names similar keys."""
 
 
+class _ByText(dict[str, V]):
+    """A dict with texts as keys; it has no other key, also none that has no hash, such as a list."""
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and super().__contains__(key)
+
+
 class Lookup(Mapping[str, V]):
     """A mapping by name whose errors for missing keys name similar ones.
 
@@ -436,28 +444,37 @@ class Lookup(Mapping[str, V]):
     ) -> None:
         self._kind = kind
         self._where = where
-        self._items = items
         self._aliases = aliases or {}
+        self.data = _ByText(items)
 
-    def __getitem__(self, key: str) -> V:
+    if TYPE_CHECKING:
+
+        def __getitem__(self, key: str) -> V: ...
+
+    else:
+        # It calls __missing__. A key after `captures["seen"]["` is completed only because this is not a function of
+        # our own: IPython calls none of those while the user types.
+        __getitem__ = UserDict.__getitem__
+
+    def __missing__(self, key: str) -> V:
         if not isinstance(key, str):  # a frequent mistake: indexing rows before naming the hook or module
-            raise NoSuchKey(f"{self._where} holds one {self._kind} per name; {nearest('', self._items)}")
-        name = key if key in self._items else self._aliases.get(key, key)
-        if name not in self._items:
-            raise NoSuchKey(f"no {self._kind} {key!r} in {self._where}: {nearest(key, self._items)}")
-        return self._items[name]
+            raise NoSuchKey(f"{self._where} holds one {self._kind} per name; {nearest('', self.data)}")
+        name = self._aliases.get(key, key)
+        if name not in self.data:
+            raise NoSuchKey(f"no {self._kind} {key!r} in {self._where}: {nearest(key, self.data)}")
+        return self.data[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._items)
+        return iter(self.data)
 
     def __len__(self) -> int:
-        return len(self._items)
+        return len(self.data)
 
     def __repr__(self) -> str:
-        return f"<{self._where}: {listed(map(repr, self._items), MOST_LISTED)}>"
+        return f"<{self._where}: {listed(map(repr, self.data), MOST_LISTED)}>"
 
     def _ipython_key_completions_(self) -> list[str]:
-        return list(self._items)
+        return list(self.data)
 
     def __dir__(self) -> list[str]:
-        return [name for name in object.__dir__(self) if not name.startswith("_")]
+        return [name for name in object.__dir__(self) if not name.startswith("_") and name != "data"]

@@ -161,9 +161,10 @@ def is_cell(stream: TextIO) -> bool:
 def of_a_notebook() -> bool:
     """Whether the process is a notebook's kernel, or was started by one.
 
-    A kernel tells the processes that it starts that they write to a terminal, whatever they write to.
+    ipykernel tells the processes that it starts that they write to a terminal with colours, whatever they write to.
+    It is assumed that only ipykernel, below which front end ever (JupyterLab, VS Code), sets both variables so.
     """
-    return "JPY_PARENT_PID" in os.environ
+    return os.environ.get("TERM") == "xterm-color" and os.environ.get("GIT_PAGER") == "cat"
 
 
 def discard(stream: TextIO) -> None:

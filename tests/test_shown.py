@@ -118,9 +118,10 @@ def test_a_plan_of_5000_modules_shows_20() -> None:
     plan = hookrun.compile(spec, model)
     page = plan._repr_html_()
     assert page.count("<td ") == 20 * 9
-    assert "all: and 4,980 more modules" in page
+    assert ">and 4,980 more<" in page
     assert len(page) < 30_000
     assert repr(plan).splitlines()[0] == f"<plan {plan.hash[:12]}: 1 hook on Sequential>"
+    assert repr(plan).splitlines()[-1] == "  and 4,997 more"
 
 
 def test_each_hook_of_a_plan_is_in_its_table() -> None:
@@ -158,6 +159,13 @@ def test_a_spec_shows_what_was_written(shown: dict[str, Any]) -> None:
     assert repr(shown["spec"].hooks) == "(seen: forward capture on 0, small: grad clamp on *)"
 
 
+def test_a_damaged_run_is_shown_as_damaged(tmp_path: Path) -> None:
+    (tmp_path / "status.json").write_text("{")
+    run = hookrun.Run(tmp_path)
+    assert repr(run) == f"<run {tmp_path}: damaged>"
+    assert "status.json is not JSON" in run._repr_html_()
+
+
 def test_an_installation_counts_how_often_hooks_fired() -> None:
     model = net()
     hooks = hookrun.hooked(model, {"seen": HOOKS["seen"]})
@@ -184,6 +192,14 @@ def test_effects_show_the_largest_change_first(tmp_path: Path) -> None:
     assert re.findall(r"<td [^>]*>([a-e])</td>", effects._repr_html_()) == ["e", "b", "c", "a"]
 
 
+def test_a_comparison_names_captures_and_metrics(shown: dict[str, Any]) -> None:
+    comparison = shown["comparison"]
+    assert repr(comparison).splitlines()[1].split() == ["seen", "at", "0", "0", "0", "false"]
+    of_metrics = repr(comparison.model_copy(update={"captures": []})).splitlines()
+    assert of_metrics[-1].endswith("more") or len(of_metrics) == 1 + len(comparison.metrics)
+    assert of_metrics[1].split()[0] == comparison.metrics[0]["key"]
+
+
 def test_equal_runs_say_that_nothing_differs(shown: dict[str, Any]) -> None:
     comparison = shown["comparison"]
     assert repr(comparison).splitlines()[0].endswith(": nothing differs>")
@@ -208,6 +224,24 @@ def test_mappings_complete_their_keys(shown: dict[str, Any]) -> None:
     with hookrun.hooked(model, {"seen": HOOKS["seen"]}) as hooks:
         model(torch.ones(1, 3))
     assert hooks.captures["seen"]._ipython_key_completions_() == ["0"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "names"),
+    [
+        ('run.captures["', ["seen"]),
+        ('run.captures["seen"]["', ["0"]),
+        ('run.captures["seen"]["0"].pl', ["plot"]),
+        ('run.effects["', ["exact", "unedited"]),
+        ("run.sh", ["show"]),
+    ],
+)
+def test_a_prompt_completes_what_is_not_read_yet(typed: str, names: list[str], shown: dict[str, Any]) -> None:
+    completer = pytest.importorskip("IPython.core.completer")
+    of_run = completer.IPCompleter(namespace={"run": shown["run"]}, use_jedi=False)
+    with completer.provisionalcompleter():
+        found = [each.text for each in of_run.completions(typed, len(typed))]
+    assert [name.strip('."]') for name in found] == names
 
 
 class TestShow:

@@ -1,22 +1,21 @@
 """HTML for notebooks: tables and lines in the notebook's own colours, bounded and escaped, without scripts or links.
 
-What is shown comes from a file of somebody else: names, values, paths. All of it passes `escaped`. What has passed is
-`Html`, and nothing else is accepted as a part of a page.
+What is shown comes from a file of somebody else: names, values, paths. All of it passes `escaped`.
 """
 
 from __future__ import annotations
 
 import html
+import io
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
-from typing import Any, NewType
+from typing import TYPE_CHECKING, Any
 
 from hookrun.errors import first_lines, shortened
 
-Html = NewType("Html", str)
-"""A text in which everything from outside is escaped."""
+if TYPE_CHECKING:
+    from rich.console import Console
 
 MOST_ROWS = 20
 """How many rows of a table are shown."""
@@ -43,14 +42,14 @@ class Completed:
         for base in type(self).__mro__:
             if base.__module__.startswith("pydantic"):
                 hidden.update(vars(base))
-        return [name for name in object.__dir__(self) if name not in hidden and not name.startswith("_")]
+        return [name for name in super().__dir__() if name not in hidden and not name.startswith("_")]
 
 
 @dataclass(frozen=True)
 class View:
     """What is shown of an object: a title, a table, and lines below it.
 
-    rows:  a value for each head
+    rows:  a value for each head; numbers are aligned to the right
     count: how many rows there are, if `rows` has the first ones only
     """
 
@@ -60,6 +59,33 @@ class View:
     count: int | None = None
     lines: Sequence[str] = ()
 
+    def as_text(self) -> str:
+        """The title with the first rows."""
+        rows = self.rows[:_FEW]
+        lines = [f"<{shortened(self.title, MOST_OF_A_LINE)}>"]
+        for row in rows:
+            lines.append(shortened("  ".join(filter(None, map(_text, row)))))
+        return "\n  ".join([*lines, *self._more(len(rows))])
+
+    def as_html(self) -> str:
+        """The title, the first rows and columns of the table, how many more there are, and the lines."""
+        rows = self.rows[:MOST_ROWS]
+        below = [*self._more(len(rows)), *first_lines(self.lines)]
+        if len(self.heads) > MOST_COLUMNS:
+            below.insert(0, f"{len(self.heads) - MOST_COLUMNS:,} more columns")
+        body = "".join(_row("td", row) for row in rows)
+        return (
+            f'<div style="color:inherit"><div><b>{escaped(self.title, MOST_OF_A_LINE)}</b></div>'
+            '<div style="overflow-x:auto"><table style="border-collapse:collapse;color:inherit">'
+            f"<thead>{_row('th', self.heads, _RULE)}</thead><tbody>{body}</tbody></table></div>"
+            f"{''.join(f'<div>{escaped(line, MOST_OF_A_LINE)}</div>' for line in below)}</div>"
+        )
+
+    def _more(self, shown: int) -> Iterator[str]:
+        count = len(self.rows) if self.count is None else self.count
+        if count > shown:
+            yield f"and {count - shown:,} more"
+
 
 class Shown(Completed):
     """An object that notebooks show as a table; its plain repr is the title with the first rows."""
@@ -68,24 +94,15 @@ class Shown(Completed):
         raise NotImplementedError
 
     def __repr__(self) -> str:
-        view = self._view()
-        shown = [f"<{shortened(view.title, MOST_OF_A_LINE)}>"]
-        for row in view.rows[:_FEW]:
-            shown.append(shortened("  ".join(filter(None, map(_text, row)))))
-        count = len(view.rows) if view.count is None else view.count
-        if count > _FEW:
-            shown.append(f"and {count - _FEW:,} more")
-        return "\n  ".join(shown)
+        return self._view().as_text()
 
-    def _repr_html_(self) -> Html:
-        view = self._view()
-        lines = map(paragraph, first_lines(view.lines))
-        return block(view.title, table(view.heads, view.rows, view.count), *lines)
+    def _repr_html_(self) -> str:
+        return self._view().as_html()
 
 
-def escaped(value: object, most: int = MOST_OF_A_CELL) -> Html:
+def escaped(value: object, most: int = MOST_OF_A_CELL) -> str:
     """A value as text: beginning and end of a long one, control characters and marks of direction as escapes."""
-    return Html(html.escape(shortened(_text(value), most)))
+    return html.escape(shortened(_text(value), most))
 
 
 def _text(value: object) -> str:
@@ -98,30 +115,6 @@ def _text(value: object) -> str:
     return str(value)
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[Cell]], count: int | None = None) -> Html:
-    """A table of the first rows and columns, and below it how many more there are.
-
-    rows:  one value for each head; numbers are aligned to the right
-    count: how many rows there are, if `rows` has the first ones only
-    """
-    if count is None:
-        rows = list(rows)
-        count = len(rows)
-    lines = [_row("th", heads, _RULE)]
-    for row in islice(rows, MOST_ROWS):
-        lines.append(_row("td", row))
-    drawn = (
-        '<div style="overflow-x:auto"><table style="border-collapse:collapse;color:inherit">'
-        f"<thead>{lines[0]}</thead><tbody>{''.join(lines[1:])}</tbody></table></div>"
-    )
-    missing = list[str]()
-    if count > len(lines) - 1:
-        missing.append(f"and {count - len(lines) + 1:,} more")
-    if len(heads) > MOST_COLUMNS:
-        missing.append(f"{len(heads) - MOST_COLUMNS:,} more columns")
-    return Html(drawn + paragraph("; ".join(missing)))
-
-
 def _row(tag: str, cells: Sequence[Cell], style: str = "") -> str:
     drawn = ""
     for cell in cells[:MOST_COLUMNS]:
@@ -131,20 +124,6 @@ def _row(tag: str, cells: Sequence[Cell], style: str = "") -> str:
     return f"<tr>{drawn}</tr>"
 
 
-def paragraph(text: str) -> Html:
-    """A line of text; nothing for an empty text."""
-    if not text:
-        return Html("")
-    return Html(f"<div>{escaped(text, MOST_OF_A_LINE)}</div>")
-
-
-def block(title: str, *parts: Html) -> Html:
-    """A title in bold, and the parts below it."""
-    return Html(
-        f'<div style="color:inherit"><div><b>{escaped(title, MOST_OF_A_LINE)}</b></div>{"".join(parts)}</div>'
-    )
-
-
 _POLICY = (
     '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; img-src data:; '
     "style-src 'unsafe-inline'; script-src 'unsafe-inline'\">"
@@ -152,11 +131,28 @@ _POLICY = (
 """What a page in a frame may load, whoever has made it: nothing from a network."""
 
 
-def framed(page: str) -> Html:
+def framed(page: str) -> str:
     """A whole page inside a notebook: it runs the script that it contains, and may do nothing else."""
     content = html.escape(f"<!doctype html>{_POLICY}{page}")
     style = "width:100%;height:80vh;border:0"
-    return Html(f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{content}"></iframe>')
+    return f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{content}"></iframe>'
+
+
+def text_console(width: int) -> Console:
+    """A console for rich's tables and trees as plain text, to be captured. In a notebook it shows nothing by itself."""
+    from rich.console import Console
+
+    return Console(
+        file=io.StringIO(),
+        width=width,
+        color_system=None,
+        force_terminal=False,
+        force_jupyter=False,
+        highlight=False,
+        emoji=False,
+        markup=False,
+        _environ={},
+    )
 
 
 def notebook() -> Any:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from hookrun.engine.html import Shown, View
+from hookrun.engine.html import Shown, View, text_console
 from hookrun.engine.plan.plan import Match, ResolvedPlan
 from hookrun.errors import Lookup, counted, listed, printable, shortened
 from hookrun.run.tasks.modules import tree_of
@@ -85,13 +84,10 @@ class ModuleTable(Shown):
         return as_table(dict(zip(HEADS, map(list, columns), strict=True)), "pandas")
 
     def __str__(self) -> str:
-        from rich.console import Console
-
-        console = Console(file=io.StringIO(), width=_ANY, color_system=None)
-        tree = tree_of(self._matches, self._matches.keys(), frozenset(self.picked), "crop")
-        with console.capture() as capture:
-            console.print(tree, soft_wrap=False)
-        lines = [line.rstrip() for line in capture.get().splitlines()]
+        console = text_console(_ANY)
+        with console.capture() as captured:
+            console.print(tree_of(self._matches, self._matches.keys(), frozenset(self.picked), "crop"))
+        lines = [line.rstrip() for line in captured.get().splitlines()]
         return "\n".join([*lines, printable(self._title)])
 
     def _view(self) -> View:

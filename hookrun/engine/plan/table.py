@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hookrun.engine.actions.fields import Meaning
 from hookrun.engine.actions.values import is_by_sample
-from hookrun.engine.html import MOST_ROWS, View
+from hookrun.engine.html import MOST_ROWS, View, text_console
 from hookrun.engine.plan.outside import Source, form
 from hookrun.engine.plan.plan import SHOWN, Match, PlannedHook, ResolvedPlan, each_once
 from hookrun.engine.spec.hook import argument as argument
@@ -63,19 +62,17 @@ def table(plan: ResolvedPlan, limit: int | None = None, more: Column | None = No
 
 def text(plan: ResolvedPlan) -> str:
     """The plan as plain text of any width, with some modules of each hook."""
-    from rich.console import Console
-
-    file = io.StringIO()
-    console = Console(file=file, width=_ANY, no_color=True, highlight=False, emoji=False, markup=False)
-    show(plan, console, SHOWN)
-    shown = printable(file.getvalue(), kept="\n")
+    console = text_console(_ANY)
+    with console.capture() as captured:
+        show(plan, console, SHOWN)
+    shown = printable(captured.get(), kept="\n")
     return "\n".join(line.rstrip() for line in shown.split("\n")).strip("\n")
 
 
 def view_of(plan: ResolvedPlan) -> View:
     """The plan for notebooks: a row for each of the first modules of each hook."""
     rows = list[Sequence[str | int]]()
-    missing = list[str]()
+    count = 0
     limit = max(MOST_ROWS // max(len(plan.hooks), 1), 1)
     for order, hook in enumerate(plan.hooks):
         spec = hook.spec
@@ -87,10 +84,9 @@ def view_of(plan: ResolvedPlan) -> View:
             doing = [""] * len(doing)
         if not hook.matches:
             rows.append([*first, "", "", *doing, ""])
-        if limit < len(hook.matches):
-            missing.append(f"{spec.name}: and {len(hook.matches) - limit:,} more modules")
+        count += max(len(hook.matches), 1)
     title = f"plan {plan.hash[:12]}: {counted(len(plan.hooks), 'hook')} on {plan.model}"
-    return View(title, ("#", *HEADS), rows, lines=[*missing, *notes(plan)[:-1]])  # its hash is in the title
+    return View(title, ("#", *HEADS), rows, count, notes(plan)[:-1])  # its hash is in the title
 
 
 def show(plan: ResolvedPlan, console: Console, limit: int | None = None, more: Column | None = None) -> None:

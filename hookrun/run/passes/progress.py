@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import sys
 import time
@@ -24,6 +23,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from hookrun.engine.html import text_console
 from hookrun.errors import printable
 from hookrun.terminal import discard, is_cell, of_a_notebook
 
@@ -79,10 +79,7 @@ class _CellProgress(Progress):
     """A progress bar as one line of text, without colours and codes of terminals."""
 
     def __init__(self, *columns: ProgressColumn) -> None:
-        plain = Console(
-            file=io.StringIO(), width=_CELL_WIDTH, force_terminal=False, force_jupyter=False, _environ={}
-        )
-        super().__init__(*columns, console=plain, auto_refresh=False)
+        super().__init__(*columns, console=text_console(_CELL_WIDTH), auto_refresh=False)
 
     def start(self) -> None:
         """Show nothing yet: a short pass needs no bar."""
