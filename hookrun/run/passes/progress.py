@@ -56,20 +56,15 @@ class _CellLine:
     rich's own bar for notebooks needs ipywidgets, and leaves a widget in the file of the notebook for each pass.
     """
 
-    def __init__(self) -> None:
-        self._cell: int | None = None
-        self._handle: Any = None
+    _cell: int | None = None
 
     def show(self, text: str) -> None:
         """Show the text in place of the last one; for a new cell, in a line of its own."""
         ipython: Any = import_module("IPython")  # the kernel has imported it
         cell = ipython.get_ipython().execution_count
-        shown = {"text/plain": text}
-        if self._handle is not None and self._cell == cell:
-            self._handle.update(shown, raw=True)
-            return
+        name = f"hookrun {os.getpid()} {cell}"
+        ipython.display.display({"text/plain": text}, raw=True, display_id=name, update=cell == self._cell)
         self._cell = cell
-        self._handle = ipython.display.display(shown, raw=True, display_id=True)
 
 
 _cell_line = _CellLine()

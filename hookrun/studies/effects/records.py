@@ -101,15 +101,14 @@ class Effects(html.Shown, Lookup["Tensor"]):
         self.samples, self.about = list(samples), dict(about)
 
     def _view(self) -> html.View:
-        changes = self.main_changes.flatten()
-        count = int((~changes.isnan()).sum())
-        order = changes.abs().nan_to_num(-1.0).argsort(descending=True, stable=True)[:count]
+        ranked = self.ranked()
         cells = list(product(*self.axes.values()))
         rows = list[list[str | float]]()
-        for at in order[: html.MOST_ROWS].tolist():
-            rows.append([*map(str, cells[at]), float(self.main.flatten()[at]), float(changes[at])])
+        for at in ranked[: html.MOST_ROWS]:
+            value = float(self.main.flatten()[at])
+            rows.append([*map(str, cells[at]), value, value - self.unedited])
         heads = (*self.axes, self.about.get("metric", ""), "change")
-        return html.View(f"effects of {self.about.get('hook')}: {self.strongest()}", heads, rows, count)
+        return html.View(f"effects of {self.about.get('hook')}: {self.strongest()}", heads, rows, len(ranked))
 
     @property
     def main(self) -> Tensor:
@@ -148,18 +147,25 @@ class Effects(html.Shown, Lookup["Tensor"]):
         """[*cells] float64: what the hook changes of the metric in each cell; without exact values, the estimate."""
         return self.main.double() - self.unedited
 
+    def ranked(self) -> list[int]:
+        """The numbers of the cells that have a finite effect, the largest first."""
+        sizes = self.main_changes.flatten().abs()
+        finite = sizes.isfinite().nonzero().flatten()
+        ranked: list[int] = finite[sizes[finite].argsort(descending=True, stable=True)].tolist()
+        return ranked
+
     def largest(self) -> LargestEffect | None:
         """The cell with the largest effect; None if no cell has a finite one."""
-        changes = self.main_changes.flatten()
-        sizes = changes.abs().nan_to_num(nan=-1.0, posinf=-1.0)
-        largest = float(sizes.max()) if len(sizes) else -1.0
-        if largest < 0:
+        ranked = self.ranked()
+        if not ranked:
             return None
-        rounding = _ROUNDING * (abs(self.unedited) + largest)
-        places = (sizes >= largest - rounding).nonzero().flatten().tolist()
-        first = places[0]
+        changes = self.main_changes.flatten()
+        sizes = changes[ranked].abs()
+        rounding = _ROUNDING * (abs(self.unedited) + float(sizes[0]))
+        equal = int((sizes >= sizes[0] - rounding).sum())
+        first = min(ranked[:equal])
         value = float(self.main.flatten()[first])
-        return LargestEffect(first, self.names()[first], value, float(changes[first]), len(places) - 1)
+        return LargestEffect(first, self.names()[first], value, float(changes[first]), equal - 1)
 
     def strongest(self) -> str:
         """A line about the cell with the largest effect."""
