@@ -55,8 +55,9 @@ def test_a_missing_key_is_told_with_similar_keys() -> None:
         found["conv2"]
     assert isinstance(missing.value, HookrunError)
     assert "conv1" in str(missing.value)
-    with pytest.raises(KeyError, match="one module per name"):
-        found[0]
+    for rows in (0, slice(0, 3), [0, 1]):
+        with pytest.raises(KeyError, match="one module per name"):
+            found[rows]  # type: ignore[index]
     assert found.get("conv2") is None
 
 
