@@ -12,13 +12,16 @@ from dataclasses import dataclass, field
 from io import StringIO
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, NoReturn, TextIO, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 
 from hookrun.command.outcome import Outcome
 from hookrun.command.sweeps.exit_codes import exit_code, report
 from hookrun.errors import HookrunError, spec_error
 from hookrun.run.ranks import is_main
 from hookrun.terminal import Guarded, notes_kept
+
+if TYPE_CHECKING:
+    from hookrun.run.experiment.task import Ready
 
 FLAG = "--json"
 FULL = "--json=full"
@@ -40,7 +43,7 @@ def answered(argv: Sequence[str] | None, command: Command) -> int:
     if not flags:
         return command(words, Outcome())
     others = [word for word in typed if word not in flags] + words[len(typed) :]
-    outcome = Outcome()
+    outcome = JsonOutcome()
     with _printing_apart() as (out, printed), notes_kept() as notes:
         try:
             if wrong := [flag for flag in flags if flag not in (FLAG, FULL)]:
@@ -60,6 +63,19 @@ def answered(argv: Sequence[str] | None, command: Command) -> int:
         out.write(f"{written(said, full=FULL in flags)}\n")
         out.flush()
     return code
+
+
+class JsonOutcome(Outcome):
+    """An outcome that keeps what was shown as data, and no model."""
+
+    def show(self, overrides: Sequence[str], ready: Ready) -> None:
+        """Keep what was shown for a job with these overrides; a single run has none."""
+        data = ready.task.as_data(ready)
+        if overrides:
+            jobs = self.told.setdefault("jobs", [])
+            jobs.append({"job": str(len(jobs)), "overrides": list(overrides), **data})
+        else:
+            self.told |= data
 
 
 class Parser(argparse.ArgumentParser):

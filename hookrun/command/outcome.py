@@ -34,13 +34,7 @@ class Outcome:
     from_python: bool = False
 
     def show(self, overrides: Sequence[str], ready: Ready) -> None:
-        """Keep what was shown for a job with these overrides; a single run has none."""
-        data = ready.task.as_data(ready)
-        if overrides:
-            jobs = self.told.setdefault("jobs", [])
-            jobs.append({"job": str(len(jobs)), "overrides": list(overrides), **data})
-        else:
-            self.told |= data
+        """Called when a plan or the like was shown for a job with these overrides; a single run has none."""
 
     def tell(self, error: HookrunError) -> None:
         """Print why the command, or a part of it, failed, and keep it."""
