@@ -100,8 +100,8 @@ def explained(command: Composition | None = None) -> Iterator[None]:
         cause = error
         if command is not None and isinstance(error, HydraException | ValueError | TypeError):
             try:
-                problems = wrong_overrides(command)
-                problems = [overwriting_none(problem, command.overrides) for problem in problems]
+                given = command.overrides
+                problems = [overwriting_none(problem, given) for problem in wrong_overrides(command)]
             except HookrunError:
                 raise
             except Exception as of_files:  # the files do not compose, even without the overrides
@@ -349,16 +349,16 @@ def _below_a_value(override: Override, above: str, value: Any) -> Problem:
     below = key.removeprefix(f"{above}.")
     whole = shlex.quote(f"{above}={{{below}: {override.get_value_string()}}}")
     problem = replace(problem, hint=f"{above} is null; set it with all the keys that it needs: {whole}")
-    if "." in below:
-        return problem
-    return _corrected(problem, override, above, {below: override.value()})
+    return problem if "." in below else _corrected(problem, override, above, {below: override.value()})
 
 
 def _meant(key: str, near: Sequence[str]) -> str | None:
-    """The key path that was meant, one of the nearest: a longer one, or without a slip; None if that is not certain."""
-    longer = [
-        path for path in near if set(key.split(".")) < set(path.split("."))
-    ]  # train.lr: train.optimizer.lr
+    """The key path that was meant, one of the nearest; None if that is not certain.
+
+    It has all parts of the key and more, as `train.optimizer.lr` for ``train.lr``, or the key is a slip of it.
+    """
+    parts = set(key.split("."))
+    longer = [path for path in near if parts < set(path.split("."))]
     if longer:
         return longer[0] if is_first_alone(longer) else None
     return slip_of(key, near)

@@ -90,8 +90,8 @@ def unreadable(error: OverrideParseException, app: App) -> Problem:
 
 def _is_of_several(value: str) -> bool:
     """Whether the value is meant to be a list or a mapping: it has brackets around it, or one that is not closed."""
-    is_closed = len(re.findall(r"[\[{]", value)) == len(re.findall(r"[\]}]", value))
-    return value.startswith(("[", "{")) and (value.endswith(("]", "}")) or not is_closed)
+    opening, closing = (len(re.findall(pattern, value)) for pattern in (r"[\[{]", r"[\]}]"))
+    return value.startswith(("[", "{")) and (value.endswith(("]", "}")) or opening != closing)
 
 
 def fix_of(override: str | None) -> Fix | None:
