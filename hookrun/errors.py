@@ -12,7 +12,7 @@ from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -308,22 +308,24 @@ def _folded(name: str) -> str:
 
 def _is_slip(typed: str, name: str) -> bool:
     """Whether the two differ by one letter or separator, or by two letters that are swapped."""
-    if abs(len(typed) - len(name)) > 1:
-        return False
     start = _count_alike(typed, name)
     end = _count_alike(typed[start:][::-1], name[start:][::-1])
     wrong = typed[start : len(typed) - end]
     right = name[start : len(name) - end]
-    changed = wrong + right
     longer = max(typed, name, key=len)
-    if changed == "_":
-        return not longer[max(start - 1, 0) : start + 2].replace("_", "").isdigit()
-    is_swapped = len(wrong) == 2 and wrong == right[::-1]
-    if not changed.isalpha() or (len(changed) > 2 and not is_swapped):
-        return False
+    match len(wrong), len(right):
+        case (1, 0) | (0, 1) if "_" in (wrong, right):
+            return not longer[max(start - 1, 0) : start + 2].replace("_", "").isdigit()
+        case (1, 0) | (0, 1):
+            least = 3
+        case (1, 1):
+            least = 4
+        case (2, 2) if wrong == right[::-1]:
+            least = 3
+        case _:
+            return False
     letters = _NO_LETTERS.split(longer[:start])[-1] + _NO_LETTERS.split(longer[start:])[0]
-    is_replaced = bool(wrong and right) and not is_swapped
-    return len(letters) >= (4 if is_replaced else 3)
+    return (wrong + right).isalpha() and len(letters) >= least
 
 
 _NO_LETTERS = re.compile(r"[\W\d_]")
@@ -331,10 +333,7 @@ _NO_LETTERS = re.compile(r"[\W\d_]")
 
 def _count_alike(first: str, second: str) -> int:
     """How many characters at the beginning are the same."""
-    count = 0
-    while count < min(len(first), len(second)) and first[count] == second[count]:
-        count += 1
-    return count
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
 
 
 def counted(count: int, noun: str) -> str:

@@ -195,8 +195,8 @@ def _performed(
     try:
         with _alone(), _torch_as_new(), _silent(quiet), entered(arguments), handled(), paths_refused():
             code = execute(arguments, outcome, given)
-        if outcome.error is not None:
-            raise outcome.error
+        for error in outcome.errors:
+            raise error
         if outcome.run_dir is not None and code == CHECK:
             raise CheckFailed(f"stopped by a check: {open_run(outcome.run_dir).status.get('reason')}")
         return code, outcome

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import sys
 from collections.abc import Sequence
 
 from hookrun.callable_module import make_callable
-from hookrun.command.json_output import answered
+from hookrun.command.json_output import Parser, answered
 from hookrun.command.outcome import Outcome
 from hookrun.errors import HookrunError
 from hookrun.terminal import words
@@ -20,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(typed: list[str], outcome: Outcome) -> int:
-    parser = argparse.ArgumentParser(prog="python -m hookrun.runs", description=__doc__)
+    parser = Parser(outcome, prog="python -m hookrun.runs", description=__doc__)
     parser.add_argument("what", metavar="FOLDER KEY=VALUE", nargs="*", help=_HELP)
     arguments = parser.parse_args(typed).what
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
@@ -33,8 +32,7 @@ def _main(typed: list[str], outcome: Outcome) -> int:
             for line in lines_of(chosen, width):
                 print(line)
         except HookrunError as error:
-            outcome.error = error
-            print(error, file=sys.stderr)
+            outcome.tell(error)
             return 2
     return 0
 

@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from io import UnsupportedOperation
 from typing import Any, TextIO, cast
@@ -149,6 +150,28 @@ def words() -> Iterator[None]:
             if stream is not None:
                 stack.callback(stack.enter_context(redirected(cast(TextIO, Words(stream)))).flush)
         yield
+
+
+_notes: ContextVar[list[str] | None] = ContextVar("notes", default=None)
+
+
+@contextmanager
+def notes_kept() -> Iterator[list[str]]:
+    """Gives a list of the notes that are said in the block."""
+    notes = list[str]()
+    token = _notes.set(notes)
+    try:
+        yield notes
+    finally:
+        _notes.reset(token)
+
+
+def noted(note: str) -> str:
+    """The line of a note that is printed now: ``NOTE: …``. `notes_kept` has the note."""
+    notes = _notes.get()
+    if notes is not None:
+        notes.append(note)
+    return f"NOTE: {note}"
 
 
 def is_cell(stream: TextIO) -> bool:

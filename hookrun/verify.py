@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from hookrun.command.json_output import answered
+from hookrun.command.json_output import Parser, answered
 from hookrun.command.outcome import Outcome
 from hookrun.errors import HookrunError, counted, first_lines, printable
 from hookrun.terminal import words
@@ -20,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(arguments: list[str], outcome: Outcome) -> int:
-    parser = argparse.ArgumentParser(prog="python -m hookrun.verify", description=__doc__)
+    parser = Parser(outcome, prog="python -m hookrun.verify", description=__doc__)
     parser.add_argument("run", type=Path, nargs="+", help="a run directory, or that of a sweep")
     with words():
         paths = parser.parse_args(arguments).run
@@ -41,8 +40,7 @@ def _verify(path: Path, outcome: Outcome) -> int:
     try:
         found = verify(path)
     except HookrunError as error:
-        outcome.error = error
-        print(error, file=sys.stderr)
+        outcome.tell(error)
         return 2
     outcome.told.setdefault("verified", []).append({"run": str(path), **vars(found)})
     # a name with a line break could forge a line
@@ -53,8 +51,12 @@ def _verify(path: Path, outcome: Outcome) -> int:
         verdict += " so far: the run has not ended"
     shards = f" with {counted(found.shards, 'shard')}" if found.shards else ""
     checked = f"{counted(found.files, 'file')}{shards}, {found.bytes:,} bytes"
-    print("\n".join([*notes, *bad, printable(f"{path}: {checked}, {verdict}")]))
-    return 1 if found.bad else 0
+    line = printable(f"{path}: {checked}, {verdict}")
+    print("\n".join([*notes, *bad, line]))
+    if not found.bad:
+        return 0
+    outcome.errors.append(HookrunError(line))
+    return 1
 
 
 if __name__ == "__main__":

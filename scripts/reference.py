@@ -61,8 +61,13 @@ HOOK_KEYS = {
 
 
 def hook_keys() -> str:
-    """A table of the keys of a hook; a key without a meaning is a KeyError."""
-    return _table(("key", "meaning"), ((f"`{key}`", HOOK_KEYS[key]) for key in HookKeys.model_fields))
+    """One line for each key of a hook; a key without a meaning is a KeyError."""
+    return "\n".join(f"- `{key}`: {HOOK_KEYS[key]}" for key in HookKeys.model_fields)
+
+
+def hook_type_list() -> str:
+    """One line for each hook type: when it fires, and what its action sees."""
+    return "\n".join(f"- `{name}`: {kind.fires}; sees {kind.sees}" for name, kind in HOOK_TYPES.items())
 
 
 def selector_list() -> str:
@@ -71,28 +76,30 @@ def selector_list() -> str:
 
 
 def action_list() -> str:
-    """One line for each action: its parameters, what it does, and its hook types where they are not the usual ones."""
+    """One line for each action: its parameters, the first clause of what it does, and hook types other than usual."""
     lines = []
     for name, action in actions().items():
         given = _parameters(action).replace("`", "")
         carried = _carriers(action)
         on = "" if carried == "all but `apply`" else f" On: {carried}."
-        lines.append(f"- `{name}`{f' ({given})' if given else ''}: {_first_line(action)}.{on}")
+        does = re.split("[:;] ", _first_line(action))[0]
+        lines.append(f"- `{name}`{f' ({given})' if given else ''}: {does}.{on}")
     return "\n".join(lines)
 
 
-def task_table() -> str:
-    """A table of the tasks: what each does, from the head of its file, and its keys."""
+def task_list() -> str:
+    """One line for each task: its keys, and what it does, from the head of its file."""
     from hookrun.run.tasks import tasks  # the tests of the engine alone import this file for its selectors
     from hookrun.run.tasks.under_hooks import TaskUnderHooks
 
-    rows = []
+    lines = []
     for name, task in tasks().items():
         comment = (CONF / "task" / f"{name}.yaml").read_text(encoding="utf-8")
         said = " ".join(re.match(r"(# .*\n)+", comment)[0].replace("# ", "").split())
         keys = [key for key in task.model_fields if key not in TaskUnderHooks.model_fields]
-        rows.append((f"`{name}`", re.split(r"(?<=[.?]) ", said)[0], ", ".join(keys)))
-    return _table(("task", "what it does", "keys"), rows)
+        given = f" ({', '.join(keys)})" if keys else ""
+        lines.append(f"- `{name}`{given}: {re.split(r'(?<=[.?]) ', said)[0]}")
+    return "\n".join(lines)
 
 
 def action_pages() -> str:
@@ -116,9 +123,9 @@ PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "hookrun/engine/actions/README.md": {"actions": action_table, "each action": action_pages},
     "hookrun/run/ranks/README.md": {"joint table": ranks},
     "hookrun/AGENTS.md": {
-        "tasks": task_table,
+        "tasks": task_list,
         "hook keys": hook_keys,
-        "hook types": hook_types,
+        "hook types": hook_type_list,
         "selectors": selector_list,
         "actions": action_list,
     },

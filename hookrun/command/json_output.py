@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, field
+from io import StringIO
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 
 from hookrun.command.outcome import Outcome
 from hookrun.command.sweeps.exit_codes import exit_code, report
 from hookrun.errors import HookrunError, spec_error
 from hookrun.run.ranks import is_main
-from hookrun.terminal import Guarded
+from hookrun.terminal import Guarded, notes_kept
 
 if TYPE_CHECKING:
     from hookrun.run.experiment.task import Ready
@@ -26,7 +27,6 @@ FLAG = "--json"
 FULL = "--json=full"
 _MOST_KEPT = 2**20
 """Characters of what is printed that are kept for the object."""
-_NOTE = re.compile(r"^(?:.*\x1b\[2K)?NOTE: (.*)", re.MULTILINE)
 
 Command = Callable[[list[str], Outcome], int]
 """Carries out words of a command line, and fills the outcome; returns the exit code."""
@@ -44,7 +44,7 @@ def answered(argv: Sequence[str] | None, command: Command) -> int:
         return command(words, Outcome())
     others = [word for word in typed if word not in flags] + words[len(typed) :]
     outcome = JsonOutcome()
-    with _printing_apart() as (out, printed, errors):
+    with _printing_apart() as (out, printed), notes_kept() as notes:
         try:
             if wrong := [flag for flag in flags if flag not in (FLAG, FULL)]:
                 raise spec_error(wrong[0], "is not a flag", f"write {FLAG}, or {FULL}, which cuts no list")
@@ -52,10 +52,10 @@ def answered(argv: Sequence[str] | None, command: Command) -> int:
         except SystemExit as stop:  # argparse has printed why
             code = stop.code if isinstance(stop.code, int) else 2
         except (Exception, KeyboardInterrupt) as error:
-            outcome.error = error
+            outcome.errors.append(error)
             report(error)
             code = exit_code(error)
-        said = _said(outcome, code, printed.text, errors.text)
+        said = _said(outcome, code, notes, printed)
     if is_main() and out is not None:
         from hookrun.command.json_cut import written
 
@@ -65,22 +65,30 @@ def answered(argv: Sequence[str] | None, command: Command) -> int:
     return code
 
 
-@dataclass
 class JsonOutcome(Outcome):
-    """An outcome that keeps what was shown as data, and no model.
-
-    jobs: what was shown of each job of a sweep
-    """
-
-    jobs: list[dict[str, Any]] = field(default_factory=list)
+    """An outcome that keeps what was shown as data, and no model."""
 
     def show(self, overrides: Sequence[str], ready: Ready) -> None:
-        """Keep what was shown."""
+        """Keep what was shown for a job with these overrides; a single run has none."""
         data = ready.task.as_data(ready)
         if overrides:
-            self.jobs.append({"job": str(len(self.jobs)), "overrides": list(overrides), **data})
+            jobs = self.told.setdefault("jobs", [])
+            jobs.append({"job": str(len(jobs)), "overrides": list(overrides), **data})
         else:
             self.told |= data
+
+
+class Parser(argparse.ArgumentParser):
+    """The parser of a command's words; why they are wrong is printed, and kept in the outcome."""
+
+    def __init__(self, outcome: Outcome, **options: Any) -> None:
+        super().__init__(**options)
+        self._outcome = outcome
+
+    def error(self, message: str) -> NoReturn:
+        """Print the message below the usage, and raise SystemExit."""
+        self._outcome.errors.append(HookrunError(message))
+        super().error(message)
 
 
 # ---- what is printed -----------------------------------------------------------------------------------------------
@@ -90,36 +98,28 @@ class JsonOutcome(Outcome):
 class _Kept(Guarded):
     """A stream of which the beginning is kept."""
 
-    _texts: list[str] = field(default_factory=list)
-    _size: int = 0
-
-    @property
-    def text(self) -> str:
-        """What was printed."""
-        return "".join(self._texts)
+    kept: StringIO = field(default_factory=StringIO)
 
     def write(self, text: str) -> int:
         """Write the text, and keep it while there is not much."""
-        if self._size < _MOST_KEPT:
-            self._texts.append(text)
-            self._size += len(text)
+        if self.kept.tell() < _MOST_KEPT:
+            self.kept.write(text)
         return super().write(text)
 
 
 @contextmanager
-def _printing_apart() -> Iterator[tuple[TextIO | None, _Kept, _Kept]]:
-    """In the block everything is printed on stderr. Gives stdout, and what is printed in its place and on stderr."""
+def _printing_apart() -> Iterator[tuple[TextIO | None, StringIO]]:
+    """In the block everything is printed on stderr. Gives stdout, and what is printed in its place."""
     out = sys.stdout
     with open(os.devnull, "w") as nowhere:
         error = sys.stderr or nowhere
         printed = _Kept(error)
-        errors = _Kept(error)
         with (
             _descriptor_apart(out, error),
             redirect_stdout(cast(TextIO, printed)),
-            redirect_stderr(cast(TextIO, errors)),
+            redirect_stderr(cast(TextIO, Guarded(error))),
         ):
-            yield out, printed, errors
+            yield out, printed.kept
 
 
 @contextmanager
@@ -145,72 +145,51 @@ def _descriptor_apart(out: TextIO | None, error: TextIO) -> Iterator[None]:
 # ---- what is said --------------------------------------------------------------------------------------------------
 
 
-def _said(outcome: JsonOutcome, code: int, printed: str, errors: str) -> dict[str, Any]:
+def _said(outcome: Outcome, code: int, notes: Sequence[str], printed: StringIO) -> dict[str, Any]:
     """The object."""
-    said: dict[str, Any] = dict(outcome.told)
-    if outcome.jobs:
-        said["jobs"] = outcome.jobs
-    notes = [*said.pop("notes", []), *_NOTE.findall(printed + errors)]
-    for read, folder in (
-        (_of_run, outcome.run_dir),
-        (_of_hooks, outcome.run_dir),
-        (_of_sweep, outcome.sweep_dir),
-    ):
+    from hookrun.command.mistakes import mistakes_of
+
+    said = dict(outcome.told)
+    notes = [*said.pop("notes", []), *notes]
+    for read, folder in ((_of_run, outcome.run_dir), (_of_sweep, outcome.sweep_dir)):
         if folder is not None and folder.is_dir():
             try:
-                said |= read(folder)
+                for part in read(folder):
+                    said |= part
             except HookrunError as error:  # it was damaged, or has names that are too long
                 notes.append(str(error))
     if not said and code == 0:
-        said["text"] = printed
+        said["text"] = printed.getvalue()
     if code != 0:
-        said["mistakes"] = _mistakes(outcome.error, said, errors or printed)
+        errors = outcome.errors or _reasons(said)
+        errors = errors or [HookrunError(f"ended with exit code {code}; stderr says why")]
+        said["mistakes"] = [mistake for error in errors for mistake in mistakes_of(error)]
     return {"version": 1, "ok": code == 0, "exit": code, **said, "notes": list(dict.fromkeys(notes))}
 
 
-def _mistakes(error: BaseException | None, said: Mapping[str, Any], printed: str) -> list[dict[str, Any]]:
-    """Those of the error; without one, or if a signal ended the command, why the run or each job of a sweep ended.
-
-    printed: its last line says why if nothing else does
-    """
-    from hookrun.command.mistakes import mistakes_of
-
-    if error is not None and not isinstance(error, KeyboardInterrupt):
-        return mistakes_of(error)
+def _reasons(said: Mapping[str, Any]) -> list[BaseException]:
+    """Why the run, or each job of a sweep, did not end well, as its directory says."""
     reasons = [said["reason"]] if said.get("reason") else []
     for job in said.get("jobs", []):
         if job["status"] != "done":
             reasons.append(f"job {job['job']}: {job['reason'] or job['status']}")
-    last = [str(error)] if error is not None else printed.strip().splitlines()[-1:]
-    mistakes = list[dict[str, Any]]()
-    for why in reasons or last or [""]:
-        mistakes += mistakes_of(HookrunError(why or "interrupted"))
-    return mistakes
+    return [HookrunError(reason) for reason in reasons]
 
 
-def _of_run(folder: Path) -> dict[str, Any]:
-    """How a run ended. StoreError if a file of it is damaged."""
+def _of_run(folder: Path) -> Iterator[dict[str, Any]]:
+    """How a run ended, then what its hooks did, and its answer. StoreError if a file of it is damaged."""
     from hookrun.command.sweeps.jobs import near_path
-    from hookrun.store.reader import open_run
-    from hookrun.store.scores import last_metrics
-
-    run = open_run(folder)
-    return {
-        "run": near_path(folder),
-        "status": run.status["status"],
-        "reason": run.status.get("reason") or "",
-        "metrics": last_metrics(run.metrics),
-    }
-
-
-def _of_hooks(folder: Path) -> dict[str, Any]:
-    """What the hooks of a run did, and its answer. StoreError if a file of it is damaged."""
     from hookrun.engine.runtime.install import describe_inactive
     from hookrun.store.captures.read import captured_tensors
     from hookrun.store.reader import open_run
+    from hookrun.store.scores import last_metrics
     from hookrun.store.studies import answer_of
 
     run = open_run(folder)
+    status = run.status["status"]
+    reason = run.status.get("reason") or ""
+    metrics = last_metrics(run.metrics)
+    yield {"run": near_path(folder), "status": status, "reason": reason, "metrics": metrics}
     fired = dict[str, dict[str, int]]()
     sites = run.hooks.get("sites", [])
     for site in sites:
@@ -221,16 +200,11 @@ def _of_hooks(folder: Path) -> dict[str, Any]:
         shape = {"shape": list(captured.shape), "dtype": str(captured.dtype).removeprefix("torch.")}
         captures.setdefault(captured.hook, {})[place] = shape
     silent = [(site["hook"], site["module"], site["silent"]) for site in sites if site.get("silent")]
-    has_ended = run.status["status"] in ("done", "stopped")
-    return {
-        "fired": fired,
-        "captures": captures,
-        "warnings": describe_inactive(silent) if has_ended else [],
-        "answer": answer_of(run),
-    }
+    warnings = describe_inactive(silent) if status in ("done", "stopped") else []
+    yield {"fired": fired, "captures": captures, "warnings": warnings, "answer": answer_of(run)}
 
 
-def _of_sweep(folder: Path) -> dict[str, Any]:
+def _of_sweep(folder: Path) -> Iterator[dict[str, Any]]:
     """What the directory of a sweep says. StoreError if it holds no run."""
     from hookrun.command.sweeps.jobs import near_path
     from hookrun.report.sweep_facts import TAGS, answer_of_sweep, read_sweep
@@ -251,4 +225,4 @@ def _of_sweep(folder: Path) -> dict[str, Any]:
                 "metrics": job.metrics,
             }
         )
-    return {"sweep": near_path(folder), "jobs": jobs, "answer": answer_of_sweep(facts)}
+    yield {"sweep": near_path(folder), "jobs": jobs, "answer": answer_of_sweep(facts)}

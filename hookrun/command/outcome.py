@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hookrun.errors import spec_error
+from hookrun.errors import HookrunError, spec_error
 
 if TYPE_CHECKING:
     from hookrun.run.experiment.task import Ready
@@ -15,28 +16,30 @@ if TYPE_CHECKING:
 
 @dataclass
 class Outcome:
-    """What one command did. An error that ends the command is raised; one that ended a run is kept here.
+    """What one command did.
 
     run_dir:   the directory of a single run that was made, resumed or found done; None where there is none
     sweep_dir: the directory of a sweep that was launched or found done; None where there is none
-    shown:     what was only printed, such as a plan, with the overrides of its job (empty for a single run)
-    error:     why the single run ended without exit code 0, if an exception did that
+    errors:    why the command, or the single run that it made, ended without exit code 0, if exceptions did that
+    told:      what else the object of `--json` says, such as a plan
 
-    from_python: whether a function of Python gives the command, and not a command line: it raises `error`, which is not
-                 printed, and what only prints is refused
-    told:      what else the object of `--json` says
+    from_python: whether a function of Python gives the command, and not a command line: it raises the error of a run,
+                 which is not printed, and what only prints is refused
     """
 
     run_dir: Path | None = None
     sweep_dir: Path | None = None
-    shown: list[tuple[tuple[str, ...], Ready]] = field(default_factory=list)
-    error: BaseException | None = None
-    from_python: bool = False
+    errors: list[BaseException] = field(default_factory=list)
     told: dict[str, Any] = field(default_factory=dict)
+    from_python: bool = False
 
     def show(self, overrides: Sequence[str], ready: Ready) -> None:
-        """Keep what was shown for a job with these overrides."""
-        self.shown.append((tuple(overrides), ready))
+        """Called when a plan or the like was shown for a job with these overrides; a single run has none."""
+
+    def tell(self, error: HookrunError) -> None:
+        """Print why the command, or a part of it, failed, and keep it."""
+        print(error, file=sys.stderr)
+        self.errors.append(error)
 
     def refuse_showing(self, task: str) -> None:
         """Raise SpecError for a task that only prints, where Python wants a run."""

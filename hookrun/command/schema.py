@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,7 @@ from typing import Any
 from pydantic import create_model
 
 from hookrun.command.json_form import output_schema
-from hookrun.command.json_output import answered
+from hookrun.command.json_output import Parser, answered
 from hookrun.command.outcome import Outcome
 from hookrun.engine.actions import actions
 from hookrun.engine.spec.hook import HookKeys, hook_keys
@@ -153,7 +152,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(arguments: list[str], outcome: Outcome) -> int:
-    parser = argparse.ArgumentParser(description="Write the JSON Schema of experiments and hook sets.")
+    parser = Parser(outcome, description="Write the JSON Schema of experiments and hook sets.")
     parser.add_argument("file", type=Path, nargs="?", help="the file to write; by default stdout")
     parser.add_argument("--output", action="store_true", help="the schema of what commands print with --json")
     parser.add_argument("--agents", action="store_true", help="the page for programs")
@@ -166,8 +165,7 @@ def _main(arguments: list[str], outcome: Outcome) -> int:
             schema = output_schema() if flags.output else experiment_schema()
             text = json.dumps(schema, indent=2) + "\n"
     except SpecError as error:
-        outcome.error = error
-        print(error, file=sys.stderr)
+        outcome.tell(error)
         return error.exit_code
     if file is None:
         with words():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import reduce
 from types import NoneType, UnionType
@@ -309,19 +308,7 @@ def _problem(
     hint = _hint(first)
     if isinstance(found, str) and kind == "literal_error":
         return misnamed(path, what, found, _options(first), hint)
-    number = _number(found, kind)
-    return Problem(path, what, hint, found=found, fix=None if number is None else Fix(path, number))
-
-
-def _number(found: object, kind: str) -> int | float | None:
-    """The number that was given as text where one is expected; None if it is not one, or not of this kind."""
-    if isinstance(found, str):
-        with suppress(ValueError):
-            if kind.startswith("int_"):
-                return int(found)
-            if kind.startswith("float_"):
-                return float(found)
-    return None
+    return Problem(path, what, hint, found=found)
 
 
 def not_a_mapping(path: str, found: object, keys: Collection[str]) -> Problem:

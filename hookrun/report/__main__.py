@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from hookrun.command.json_output import answered
+from hookrun.command.json_output import Parser, answered
 from hookrun.command.outcome import Outcome
 from hookrun.errors import HookrunError, paths_refused
 from hookrun.report import write_index, write_report
@@ -21,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(arguments: list[str], outcome: Outcome) -> int:
-    parser = argparse.ArgumentParser(prog="python -m hookrun.report", description=__doc__)
+    parser = Parser(outcome, prog="python -m hookrun.report", description=__doc__)
     parser.add_argument(
         "dir", type=Path, nargs="+", help="a run directory, a sweep's directory, or a folder of runs"
     )
@@ -35,8 +34,7 @@ def _write(path: Path, outcome: Outcome) -> int:
         with paths_refused():
             print(write_index(folder) or write_report(folder))
     except HookrunError as error:
-        outcome.error = error
-        print(error, file=sys.stderr)
+        outcome.tell(error)
         return 1 if os.path.isdir(folder) and any(folder.glob("**/status.json")) else 2
     return 0
 

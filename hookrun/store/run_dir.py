@@ -67,6 +67,7 @@ from hookrun.store.manifest import hashed, manifest_faults, read_manifest, requi
 from hookrun.store.records import Status, fitting, grouped, read_record, typed_record
 from hookrun.store.states.position import PositionRecord, cut_back
 from hookrun.store.studies import streams
+from hookrun.terminal import noted
 from hookrun.version import __version__
 
 if TYPE_CHECKING:
@@ -263,7 +264,7 @@ class RunDir:
         except StoreError as error:
             if not self.ended:
                 raise
-            print(f"NOTE: {error}", file=sys.stderr, flush=True)
+            print(noted(str(error)), file=sys.stderr, flush=True)
 
     def write(self, name: str, value: Mapping[str, Any]) -> None:
         """Write a JSON file of the run, such as plan.json."""

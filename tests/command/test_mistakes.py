@@ -176,3 +176,30 @@ def test_a_swept_key_is_not_replaced_by_one_value() -> None:
     ]
     same = mistakes("", [*words, "hooks.a.select=fcc", "seed=1,2"])
     assert [each["fix"] for each in same] == [{"key": "hooks.a.select", "value": "fc"}]
+
+
+HOOK = "# @package _global_\nhooks: {a: {select: fc, hook: forward, action: scale, factor: 2}}\n"
+
+
+@pytest.mark.parametrize(
+    ("file", "typed"),
+    [
+        ("", "experiment=clip_fc train.epoch=3 train.epochs=2"),
+        ("", "experiment=clip_fc hooks.nope.max=1"),
+        ("", "experiment=clip_fc hooks.clip_fc.select=[conv1,h[-1]]"),
+        ("", "--epochs=3 train.epochs=2"),
+        ("train: {epoch: 3, epochs: 2}", ""),
+        ("train: {lr: 0.1, optimizer: {lr: 0.2}}", ""),
+        ("hook: {}", ""),
+    ],
+)
+def test_no_fix_changes_what_was_meant_elsewhere(file: str, typed: str) -> None:
+    words = ["--config-dir", "my_conf", "experiment=mine", "task=plan"] if file else shlex.split(typed)
+    (mistake,) = mistakes(HOOK + file if file else "", words)
+    assert mistake["fix"] is None
+
+
+def test_a_key_that_only_the_defaults_set_has_a_fix() -> None:
+    words = ["--config-dir", "my_conf", "experiment=mine", "task=plan"]
+    (mistake,) = mistakes(f"{HOOK}train: {{lr: 0.1}}", words)
+    assert mistake["fix"] == {"key": "train.optimizer.lr", "value": 0.1}

@@ -83,10 +83,10 @@ def _main(arguments: list[str], outcome: Outcome) -> int:
     except SystemExit as stop:  # argparse: 0 after --version, 2 for a wrong flag
         return stop.code if isinstance(stop.code, int) else 2
     except KeyboardInterrupt as interruption:
-        outcome.error = interruption
+        outcome.errors.append(HookrunError(str(interruption) or "interrupted"))
         return code_of(interruption)
     except Exception as error:
-        outcome.error = error
+        outcome.errors.append(error)
         is_for_main = isinstance(error, Refusal) and not is_main()  # rank 0 reports a wrong configuration
         if not is_for_main:
             report(error)

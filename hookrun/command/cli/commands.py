@@ -23,7 +23,7 @@ from pathlib import Path
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from hookrun.command.compose.errors import composed, explained, is_first_alone, key_paths
+from hookrun.command.compose.errors import composed, explained, is_first_alone, key_paths, overwriting_none
 from hookrun.command.compose.hydra import (
     App,
     Composition,
@@ -194,7 +194,8 @@ def read_flags(arguments: Sequence[str]) -> argparse.Namespace:
     flags = takewhile(lambda pair: pair[1] != "--", enumerate(arguments))
     if unknown := [place for place, word in flags if _is_unknown(word, actions)]:
         with opened(conf_dir()) as app:
-            raise SpecError([_not_a_flag(arguments[place:], actions, app) for place in unknown])
+            problems = [_not_a_flag(arguments[place:], actions, app) for place in unknown]
+        raise SpecError([overwriting_none(problem, arguments) for problem in problems])
     try:
         args, others = parser.parse_known_intermixed_args(list(arguments))
     except argparse.ArgumentError as error:

@@ -37,7 +37,7 @@ from hookrun.store.config.stored import read_yaml
 from hookrun.store.format import CHECKPOINTS, CONFIG, JOB, STATUS, differences, encode
 from hookrun.store.records import Status, read_record
 from hookrun.store.run_dir import outputs_folder
-from hookrun.terminal import wait_is_over, waiting_for
+from hookrun.terminal import noted, wait_is_over, waiting_for
 
 _HYDRAS = ("hydra/job_logging=none", "hydra/hydra_logging=none")
 _FREE = ("tags", "note", "objective", "needs", "train.checkpoint", "compute.strategy", "compute.timeout")
@@ -131,7 +131,7 @@ def run_once(command: RunCommand, needs: NeededRuns | None = None) -> int:
     if shows:
         command.outcome.refuse_showing("plan" if command.is_plan else task_of(experiment).name)
     if experiment.settings.baseline and not shows and is_main():
-        print("NOTE: baseline: true is for sweeps (-m), which then run without hooks too; this is one run")
+        print(noted("baseline: true is for sweeps (-m), which then run without hooks too; this is one run"))
     if not is_main():
         if shows:  # rank 0 shows it
             return DONE

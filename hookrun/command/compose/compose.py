@@ -13,7 +13,14 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from hookrun.command.compose.errors import composed, experiment_file, explained, lost_keys, origins_told
+from hookrun.command.compose.errors import (
+    composed,
+    experiment_file,
+    explained,
+    lost_keys,
+    nothing_overwritten,
+    origins_told,
+)
 from hookrun.command.compose.hydra import Composition, conf_dir, existing_folder, opened
 from hookrun.errors import Problem, SpecError, refuse, refused_at, shortened, spec_error, whole_characters
 from hookrun.run.experiment.experiment import Experiment
@@ -66,7 +73,8 @@ def parsed(cfg: DictConfig, config: dict[str, Any], *, is_plan: bool) -> Experim
     """
     if is_plan:
         _refuse_own_task(cfg, config, "task=plan")
-    experiment = parse_experiment(config)
+    with nothing_overwritten(cfg):
+        experiment = parse_experiment(config)
     if is_plan and not task_of(experiment).has_plan:
         return parse_experiment(config | {"task": {"name": "plan"}})
     return experiment

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from difflib import get_close_matches
 from itertools import accumulate
@@ -43,7 +43,7 @@ from hookrun.command.compose.overrides import (
     unreadable,
 )
 from hookrun.engine.hook_types import HOOK_TYPES, OF_EVERY_HOOK
-from hookrun.engine.keys import ROOT_KEYS, nested
+from hookrun.engine.keys import ROOT_KEYS, key_of, nested
 from hookrun.errors import (
     Fix,
     HookrunError,
@@ -100,30 +100,13 @@ def explained(command: Composition | None = None) -> Iterator[None]:
         cause = error
         if command is not None and isinstance(error, HydraException | ValueError | TypeError):
             try:
-                problems = wrong_overrides(command)
+                given = command.overrides
+                problems = [overwriting_none(problem, given) for problem in wrong_overrides(command)]
             except HookrunError:
                 raise
             except Exception as of_files:  # the files do not compose, even without the overrides
                 cause = of_files
-        if not problems:
-            problem = _problem(cause, command)
-            if command is not None and not problem.where:
-                problem = replace(problem, place=_to_blame(command))
-            problems = [problem]
-        raise SpecError(problems) from error
-
-
-def _to_blame(command: Composition) -> str:
-    """The key of the first override without which the command line composes; empty if there is none."""
-    for number, text in enumerate(command.overrides[:_MOST_TRIED]):
-        others = [*command.overrides[:number], *command.overrides[number + 1 :]]
-        with suppress(Exception):  # no user code runs, and the error itself is told anyway
-            command.app.compose_config(command.config_name, others, command.mode)
-            return text.partition("=")[0].lstrip("+")
-    return ""
-
-
-_MOST_TRIED = 20
+        raise SpecError(problems or [_problem(cause, command)]) from error
 
 
 def composed(command: Composition, **options: Any) -> DictConfig:
@@ -221,9 +204,8 @@ def _wrong_choices(override: Override, command: Composition) -> Iterator[Problem
         if not command.repository.config_exists(f"{group}/{name}"):
             problem = no_such_config(f"{group}/{name}", command)
             if problem.fix is not None:
-                right = [problem.fix.value if each == name else each for each in names]
-                key = _typed_key(override)
-                problem = replace(problem, fix=Fix(key, right if isinstance(value, list) else right[0]))
+                fix = Fix(_typed_key(override), problem.fix.value)
+                problem = replace(problem, fix=None if isinstance(value, list) else fix)
             yield problem
 
 
@@ -296,7 +278,9 @@ def _no_such_plugin(path: str, command: Composition) -> Problem:
 def _wrong_key(override: Override, cfg: DictConfig, command: Composition) -> Iterator[Problem]:
     """The problem of the override of a key. A correct override is applied to `cfg`, as Hydra would."""
     key = override.key_or_group
-    if override.package is not None:  # its config group does not exist: Hydra reports that
+    if override.package is not None:
+        what = f"looks like a config group override, but config group {key!r} does not exist."
+        yield Problem("", f"Override {override.input_line} {what}", place=_typed_key(override).lstrip("+"))
         return
     if "/" in key:
         groups = command.app.list_all_config_groups()
@@ -365,16 +349,18 @@ def _below_a_value(override: Override, above: str, value: Any) -> Problem:
     below = key.removeprefix(f"{above}.")
     whole = shlex.quote(f"{above}={{{below}: {override.get_value_string()}}}")
     problem = replace(problem, hint=f"{above} is null; set it with all the keys that it needs: {whole}")
-    if "." in below:
-        return problem
-    return _corrected(problem, override, above, {below: override.value()})
+    return problem if "." in below else _corrected(problem, override, above, {below: override.value()})
 
 
 def _meant(key: str, near: Sequence[str]) -> str | None:
-    """The key path that was meant, one of the nearest, of the same name or misspelled; None if that is not certain."""
-    name = key.rpartition(".")[2]
-    if near and all(path.rpartition(".")[2] == name for path in near):
-        return near[0] if is_first_alone(near) else None
+    """The key path that was meant, one of the nearest; None if that is not certain.
+
+    It has all parts of the key and more, as `train.optimizer.lr` for ``train.lr``, or the key is a slip of it.
+    """
+    parts = set(key.split("."))
+    longer = [path for path in near if parts < set(path.split("."))]
+    if longer:
+        return longer[0] if is_first_alone(longer) else None
     return slip_of(key, near)
 
 
@@ -418,6 +404,29 @@ def is_first_alone(paths: Sequence[str]) -> bool:
 def key_paths(cfg: DictConfig) -> list[str]:
     """Every key path of the configuration, the shortest first."""
     return sorted((path for path, _ in nested(OmegaConf.to_container(cfg))), key=lambda path: path.count("."))
+
+
+@contextmanager
+def nothing_overwritten(cfg: DictConfig) -> Iterator[None]:
+    """Take from each problem raised in the block a fix that sets what the command line or the file sets already."""
+    try:
+        yield
+    except SpecError as error:
+        given = list(map(str, cfg.hydra.overrides.task))
+        file = Path(experiment_file(cfg))
+        if file.is_file():
+            given += [path for path, _ in nested(OmegaConf.to_container(load(file)))]
+        error.errors[:] = [overwriting_none(problem, given) for problem in error.errors]
+        raise
+
+
+def overwriting_none(problem: Problem, given: Iterable[str]) -> Problem:
+    """The problem without its fix if that sets another one of the given keys, or what another override sets."""
+    fix = problem.fix
+    if fix is None or fix.takes_away or key_of(fix.key) in (problem.where, problem.place):
+        return problem
+    others = {key_of(each) for each in given if each not in problem.where.split()}
+    return replace(problem, fix=None) if key_of(fix.key) in others else problem
 
 
 # ---- files ---------------------------------------------------------------------------------------------------------
@@ -502,7 +511,8 @@ def _problem_of_hydra(error: Exception, command: Composition | None) -> Problem:
         hint = f"a defaults list that chooses it again needs the word `override`: `- override /{group}: NAME`"
         return Problem(group, what, hint)
     if command is None or not file or not isinstance(error, ConfigCompositionException):
-        return Problem(file, message)
+        typed = map(key_of, [] if command is None else command.overrides)
+        return Problem(file, message, place=next(filter(message.startswith, typed), ""))
     lines = Path(file).read_text(encoding="utf-8").splitlines()
     if "experiment" in Path(file).parts and not any(line.startswith("# @package") for line in lines):
         return without_header(file)

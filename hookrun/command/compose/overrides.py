@@ -82,20 +82,32 @@ def unreadable(error: OverrideParseException, app: App) -> Problem:
         next_step = f"put the value in quotes of its own: {_for_shell(whole)}"
     hint = f"brackets, braces, commas, parentheses and quotes mean something to Hydra: {next_step}"
     key, _, value = text.partition("=")
-    return Problem(text, what, hint, found=value, fix=fix_of(whole), place=key.lstrip("+"))
+    fix = fix_of(whole)
+    if fix is not None and isinstance(fix.value, str) and _is_of_several(value):
+        fix = None
+    return Problem(text, what, hint, found=value, fix=fix, place=key.lstrip("+"))
+
+
+def _is_of_several(value: str) -> bool:
+    """Whether the value is meant to be a list or a mapping: it has brackets around it, or one that is not closed."""
+    opening, closing = (len(re.findall(pattern, value)) for pattern in (r"[\[{]", r"[\]}]"))
+    return value.startswith(("[", "{")) and (value.endswith(("]", "}")) or opening != closing)
 
 
 def fix_of(override: str | None) -> Fix | None:
     """The key and the value of an override that is right; None without one, and for several values."""
-    if override is None:
-        return None
-    try:
-        parsed = parse_override(override)
-    except HydraException:
-        return None
-    if parsed.is_sweep_override() or parsed.is_delete():
+    if override is None or (parsed := of_one_value(override)) is None:
         return None
     return Fix(override.partition("=")[0], parsed.value())
+
+
+def of_one_value(text: str) -> Override | None:
+    """The override that Hydra reads, if it sets a key to a single value; else None."""
+    try:
+        parsed = parse_override(text)
+    except HydraException:
+        return None
+    return None if parsed.is_sweep_override() or parsed.is_delete() else parsed
 
 
 def meant(word: str, app: App) -> str | None:
@@ -200,11 +212,8 @@ def _in_quotes(value: str) -> str:
 
 def _reads(override: str, value: str | None = None) -> bool:
     """Whether Hydra reads the override as a single value, equal to `value` if that is given."""
-    try:
-        parsed = parse_override(override)
-    except HydraException:
-        return False
-    return not parsed.is_sweep_override() and (value is None or parsed.value() == value)
+    parsed = of_one_value(override)
+    return parsed is not None and (value is None or parsed.value() == value)
 
 
 def _for_shell(override: str) -> str:

@@ -11,9 +11,9 @@ from itertools import islice
 from typing import Any
 
 from hydra.core.override_parser.types import Quote, QuotedString
-from hydra.errors import HydraException
 
-from hookrun.command.compose.hydra import MAX_JOBS, parse_override
+from hookrun.command.compose.hydra import MAX_JOBS
+from hookrun.command.compose.overrides import of_one_value
 from hookrun.errors import SpecError, shown, spec_error
 
 _SIMPLE = (bool, int, float, str)
@@ -74,9 +74,6 @@ def _plain(key: str, value: Any) -> Any:
         return {_plain(key, name): _plain(key, member) for name, member in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(key, member) for member in value]
-    for kind in (int, float):
-        if isinstance(value, kind):
-            return kind(value)
     item = getattr(value, "item", None)  # of a number of NumPy, or a tensor with one
     try:
         number = item() if callable(item) else None
@@ -105,10 +102,7 @@ def _text(value: Any) -> str:
 
 def _reads(key: str, text: str, value: Any) -> bool:
     """Whether Hydra reads ``key=text`` as this one value of this key."""
-    try:
-        parsed = parse_override(f"{key}={text}")
-    except HydraException:
-        return False
-    if parsed.is_sweep_override() or parsed.is_delete() or parsed.get_key_element() != key:
+    parsed = of_one_value(f"{key}={text}")
+    if parsed is None or parsed.get_key_element() != key:
         return False
     return repr(parsed.value()) == repr(value)  # True is not 1, and nan is nan

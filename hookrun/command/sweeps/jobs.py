@@ -345,7 +345,7 @@ def _attempt(
         raise
     except (Exception, SystemExit) as error:
         if outcome is not None:
-            outcome.error = error
+            outcome.errors.append(error)
         report(error, run_dir, prints=outcome is None or not outcome.from_python)
         if _status(run_dir) != before:  # otherwise the same command would be refused again
             _tell_how_to_go_on(run_dir)

@@ -69,6 +69,7 @@ from hookrun.store.format import MULTIRUN, REPORT, STATUS, SWEEP, entries
 from hookrun.store.objective import Goal
 from hookrun.store.records import SweepRecord
 from hookrun.store.run_dir import outputs_folder, update_latest
+from hookrun.terminal import noted
 
 STOP = ".stop"
 """A file in the directory of a sweep with `fail_fast`: a job failed, and no other job may start."""
@@ -333,10 +334,9 @@ def set_direction(cfg: DictConfig, goal: Goal) -> str:
     message = f"objective: {goal}"
     if value is None:
         kind = str(sweeper.get("_target_", "")).rpartition(".")[2]
-        message += (
-            f"\nNOTE: {kind} has no setting that says which direction is better, as far as hookrun knows: "
-        )
-        message += f"it gets the value unchanged. Make sure that it is set to {goal.direction}"
+        note = f"{kind} has no setting that says which direction is better, as far as hookrun knows: "
+        note += f"it gets the value unchanged. Make sure that it is set to {goal.direction}"
+        message += f"\n{noted(note)}"
     elif OmegaConf.is_list(value):
         what = f"found {OmegaConf.to_container(value)}, and a run has one objective, {goal.metric}"
         raise spec_error(where, what, "leave it out: hookrun sets it by `objective`")

@@ -58,7 +58,7 @@ def run_under_hooks(
         stopped = context.hooks.stopped
         if inactive and prepared.settings.strict and stopped is None:
             raise HookrunError("\n".join(["strict: hooks matched and did nothing", *inactive]))
-        screen.note(inactive, "WARNING")
+        screen.note(inactive, "WARNING: {}".format)
         screen.say(f"run directory: {run_dir.path}")
     return stopped
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -25,7 +25,7 @@ from rich.text import Text
 
 from hookrun.engine.html import text_console
 from hookrun.errors import printable
-from hookrun.terminal import discard, is_cell, of_a_notebook
+from hookrun.terminal import discard, is_cell, noted, of_a_notebook
 
 T = TypeVar("T")
 
@@ -150,11 +150,14 @@ class Screen:
         """Print one line, above the bar if there is one."""
         self.console.print(text)
 
-    def note(self, notes: Iterable[str], kind: str = "NOTE") -> None:
-        """Print a line for each note; in a sweep one that other jobs have printed is left out."""
+    def note(self, notes: Iterable[str], line: Callable[[str], str] = noted) -> None:
+        """Print a line for each note; in a sweep one that other jobs have printed is left out.
+
+        line: the line of a note
+        """
         for note in notes:
             if self._told is None or note not in self._told:
-                self._loud.print(f"{kind}: {note}")
+                self._loud.print(line(note))
         if self._told is not None:
             self._told.update(notes)
 

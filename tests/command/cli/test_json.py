@@ -116,6 +116,15 @@ def test_a_selector_without_matches_names_the_nearest(said: Said) -> None:
     assert "fc" in mistake["what"]
 
 
+def test_only_a_note_of_hookrun_is_a_note(said: Said, tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "saying.py").write_text("def function(x):\n    print('NOTE: of a user')\n    return x\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    own = '+hooks.own={select: fc, hook: forward, action: python, function: "saying:function"}'
+    notes = said(*SMALL, own, "+trust=[saying]", "baseline=true")["notes"]
+    assert any(note.startswith("baseline: true is for sweeps") for note in notes)
+    assert "of a user" not in notes
+
+
 @pytest.mark.parametrize("typed", ["--cfgg", "--json=short", "experiment", "--cfg=no"])
 def test_a_wrong_word_is_one_mistake(typed: str, said: Said) -> None:
     (mistake,) = said(typed)["mistakes"]
@@ -223,11 +232,17 @@ def test_a_folder_that_is_missing_is_one_mistake(door: Callable[[list[str]], int
     assert "nowhere" in found["mistakes"][0]["what"]
 
 
+def test_each_folder_that_is_missing_is_a_mistake(said: Said) -> None:
+    for door in (hookrun.verify.main, hookrun.report.__main__.main):
+        first, second = said("nowhere", "elsewhere", door=door)["mistakes"]
+        assert ("nowhere" in first["what"], "elsewhere" in second["what"]) == (True, True)
+
+
 def test_a_word_that_is_missing_is_told(said: Said) -> None:
     for door in (hookrun.verify.main, hookrun.compare.main):
         found = said(door=door)
         assert found["exit"] == 2
-        assert found["mistakes"][0]["what"]
+        assert found["mistakes"][0]["what"].startswith(("the following arguments are required", "usage: "))
 
 
 def test_the_runs_of_a_folder_are_listed_as_data(said: Said) -> None:

@@ -64,7 +64,7 @@ def command(*arguments: str, model: Any = None, data: Any = None) -> Outcome:
 
 def run(folder: Path, *overrides: str, **given: Any) -> Any:
     outcome = command(f"hydra.run.dir={folder}", "compute.threads=1", *overrides, **given)
-    assert outcome.error is None, outcome.error
+    assert outcome.errors == []
     return open_run(folder)
 
 
@@ -182,7 +182,8 @@ class TestModule:
         module = network().eval()
         breaking(module, at=1)
         outcome = command(f"hydra.run.dir={tmp_path / 'run'}", CAPTURE, model=module, data=splits())
-        assert isinstance(outcome.error, RuntimeError)
+        (error,) = outcome.errors
+        assert isinstance(error, RuntimeError)
         assert not module.training
         assert len(module.fc._forward_hooks) == 1
 
@@ -309,14 +310,16 @@ class TestData:
     @pytest.mark.parametrize(
         ("task", "split"), [("train", "train"), ("evaluate", "val"), ("predict", "val"), ("plan", "train")]
     )
-    def test_without_a_split_the_task_says_it(self, task: str, split: str, tmp_path: Path) -> None:
+    def test_without_a_split_the_task_says_it(
+        self, task: str, split: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         given = Given(network(), dataset())
-        outcome = Outcome()
+        shown = list[Any]()
+        monkeypatch.setattr("hookrun.run.tasks.show", shown.append)
         arguments = [f"task={task}", f"hydra.run.dir={tmp_path / 'run'}", "train.limit_batches=1"]
-        execute(arguments if task != "train" else [*arguments, "train.epochs=1"], outcome, given)
-        if outcome.shown:
-            sizes: Any = outcome.shown[0][1].data.sizes  # type: ignore[attr-defined]
-            assert sizes[split] == 30
+        execute(arguments if task != "train" else [*arguments, "train.epochs=1"], given=given)
+        if shown:
+            assert shown[0].data.sizes[split] == 30
         else:
             assert list(open_run(tmp_path / "run").config["data"]["args"]) == [split]
 
