@@ -68,7 +68,7 @@ from hookrun.store.tables import as_table
 
 Table = Literal["metrics", "stats", "faults", "samples"]
 _SHOWN = 12
-_OF_SUMMARY = ("status", "reason", "started", "seconds", "note", "damaged")
+_OF_SUMMARY = ("status", "reason", "started", "duration", "note", "damaged")
 """What a notebook shows of a run's summary."""
 ROWS_AT_ONCE = 4096
 """The rows of a capture that are exported at a time."""

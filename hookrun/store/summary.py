@@ -34,22 +34,21 @@ _NOT_SHOWN = frozenset({"experiment", "tags", "note"})
 class RunSummary(Description):
     """A run directory in a few bounded words.
 
-    path:    the directory
-    name:    its path from the folder in which it was found
-    status:  of status.json; ``cut off`` if its process does not exist any more, ``not started`` if Hydra has begun the
-             directory and no run has, ``damaged`` if status.json cannot be read
+    name:     its path from the folder in which it was found
+    status:   of status.json; ``cut off`` if its process does not exist any more, ``not started`` if Hydra has begun the
+              directory and no run has, ``damaged`` if status.json cannot be read
     started, ended: ISO times; ``""`` if not known
-    seconds: how long it took, or has run until now; None if that is not known
-    damaged: what is wrong with its files; ``""`` if they can be read
+    duration: seconds that it took, or has run until now; None if that is not known
+    damaged:  what is wrong with its files; ``""`` if they can be read
     """
 
-    path: Path = Path()
+    directory: Path = Path()
     name: str = ""
     status: str = NOT_STARTED
     reason: str = ""
     started: str = ""
     ended: str = ""
-    seconds: float | None = None
+    duration: float | None = None
     damaged: str = ""
 
 
@@ -77,13 +76,13 @@ def summary_of(folder: Path, name: str | None = None) -> RunSummary:
     ended = status.get("ended")
     return RunSummary(
         **vars(described),
-        path=folder,
+        directory=folder,
         name=folder.name if name is None else name,
         status=shortened(status.get("status", NOT_STARTED), _WORD),
         reason=shortened(status.get("reason") or "", MOST_LINE),
         started=started or "",
         ended=ended or "",
-        seconds=None if reason else seconds_between(started, ended),
+        duration=None if reason else seconds_between(started, ended),
         damaged=damaged,
     )
 
