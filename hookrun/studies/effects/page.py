@@ -140,7 +140,7 @@ def build(facts: RunData) -> dict[str, Any] | None:
         note = f"the grid has {size:,} cells, and is not drawn: effects.csv has all of them"
         return {"figures": [], "notes": [note], "faults": faults}
     grid = Map(effects, facts)
-    ranked = _by_change(effects)
+    ranked = effects.ranked()
     linked = set(ranked[:MOST_LINKED]) if OF_SAMPLES in effects else set[int]()
     if size <= MOST_WITH_LINKS:
         grid.links = [""] * size
@@ -170,14 +170,6 @@ def _largest(effects: Effects, grid: Map) -> str:
     if not largest.change:
         return "no site changes it"
     return f"largest {_signed(largest.change)} at {grid.cells[largest.place]}{largest.tied}"
-
-
-def _by_change(effects: Effects) -> list[int]:
-    """The numbers of the cells that have a value, those that change the metric most first."""
-    change = effects.main_changes.flatten().abs()
-    finite = change.isfinite().nonzero().flatten()
-    ranked: list[int] = finite[change[finite].argsort(descending=True, stable=True)].tolist()
-    return ranked
 
 
 def _figures(effects: Effects, grid: Map, metric: str) -> Iterator[Figure]:
