@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -66,10 +67,8 @@ def summary_of(folder: Path, name: str | None = None) -> RunSummary:
     except StoreError as error:
         status = {"status": DAMAGED}
         damaged = str(error)
-    described = _kept(status)
-    if described is None:
-        described, faults = describe(folder)
-        damaged = "; ".join(filter(None, [damaged, faults]))
+    described, faults = _described(folder, status)
+    damaged = "; ".join(filter(None, [damaged, faults]))
     if reason := cut_off(status):
         status = {**status, "status": CUT_OFF, "reason": reason}
     started = status.get("started")
@@ -87,14 +86,11 @@ def summary_of(folder: Path, name: str | None = None) -> RunSummary:
     )
 
 
-def _kept(status: Mapping[str, Any]) -> Description | None:
-    """The description that the status of a run keeps; None if it keeps none that is valid."""
-    if SUMMARY not in status:
-        return None
-    try:
-        return checked(status[SUMMARY], Description)
-    except ValueError:  # of somebody else: the other files say what the run did
-        return None
+def _described(folder: Path, status: Mapping[str, Any]) -> tuple[Description, str]:
+    """What its status keeps or, if that is missing or not valid, what its other files say, and their faults."""
+    with suppress(KeyError, ValueError):
+        return checked(status[SUMMARY], Description), ""
+    return describe(folder)
 
 
 def seconds_between(started: Any, ended: Any) -> float | None:
