@@ -69,11 +69,9 @@ def _version_of(page: Path) -> tuple[int, int] | None:
     return None
 
 
-def renew_indexes(run: Path) -> None:
-    """Write the pages again that list the run or the sweep, in the folders above it, where there are some."""
-    for folder in run.parents[:_MOST_ABOVE]:
-        if is_index(folder / INDEX):
-            write_index(folder)
+def indexed_above(run: Path) -> list[Path]:
+    """The folders above a run or a sweep that have a page, which lists it too."""
+    return [folder for folder in run.parents[:_MOST_ABOVE] if is_index(folder / INDEX)]
 
 
 def is_index(page: Path) -> bool:

@@ -179,7 +179,9 @@ def test_a_failure_of_the_index_is_told(
 
     monkeypatch.setattr("hookrun.report.index.index_page", fail)
     assert try_report(outputs / "one") == outputs / "one/report.html"
-    assert "index.html: not made: RuntimeError: boom" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "index.html: not made: RuntimeError: boom" in told
+    assert f"to make it later: python -m hookrun.report {outputs}\n" in told
 
 
 # ---- in a browser
