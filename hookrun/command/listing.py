@@ -39,8 +39,7 @@ def chosen_runs(arguments: Sequence[str]) -> Runs:
 def columns_of(summary: RunSummary) -> dict[str, Any]:
     """The columns of the table, and the metrics, as data."""
     plain = asdict(summary)
-    columns = {name: plain[field] for name, field in COLUMNS.items()}
-    return {**columns, "metrics": plain["metrics"]}
+    return {**{name: plain[name] for name in COLUMNS}, "metrics": plain["metrics"]}
 
 
 def lines_of(chosen: Runs, width: int | None) -> Iterator[str]:

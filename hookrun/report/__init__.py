@@ -50,9 +50,10 @@ def try_report(path: Path) -> Path | None:
     """
     page = _tried("report", write_report, path)
     if page is not None and not os.path.lexists(path / JOB):
-        from hookrun.report.index import renew_indexes
+        from hookrun.report import index
 
-        _tried("index.html", renew_indexes, page.parent)
+        for folder in index.indexed_above(page.parent):
+            _tried("index.html", index.write_index, folder)
     return page
 
 

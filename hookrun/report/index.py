@@ -6,6 +6,7 @@ import html
 import os
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
@@ -16,7 +17,7 @@ from hookrun.report.draw.text import number
 from hookrun.report.pages import made_page, template_text
 from hookrun.store.files import StoreError, open_inside, replacing
 from hookrun.store.format import MULTIRUN, REPORT, STATUS, SWEEP
-from hookrun.store.runs import Runs, cell_of, has_value, runs
+from hookrun.store.runs import Runs, cell_of, runs
 from hookrun.store.summary import RunSummary
 
 INDEX = "index.html"
@@ -28,6 +29,8 @@ MOST_BYTES = 2_900_000
 MOST_METRICS = 8
 _MOST_ABOVE = 4
 """How many folders above a run are looked at for a page that lists it."""
+_MOST_READ = 5
+"""How often the runs are read, at most, if other processes write the page meanwhile."""
 _MOST_CELL = 160
 _WIDTH = 56
 """Most characters of a cell, and of the width of a column."""
@@ -41,23 +44,34 @@ _AFTER_METRICS = (*_WRAPPED[:3], "tags", *_WRAPPED[3:], "duration", "started")
 def write_index(folder: Path) -> Path:
     """Write `index.html` into a folder of runs, and return its path.
 
+    The runs are read again if another process has written the page meanwhile, since that one may have read them later.
+
     StoreError if there is another `index.html` that hookrun has not made.
     """
-    found = runs(folder)
-    page = found.folder / INDEX
+    page = folder.resolve() / INDEX
     if os.path.lexists(page) and not is_index(page):
         raise StoreError(f"{page} is left as it is, since hookrun has not made it: move it away")
-    text = index_page(found)
+    for _ in range(_MOST_READ):
+        version = _version_of(page)
+        text = index_page(runs(page.parent))
+        if _version_of(page) == version:
+            break
     with replacing(page, flushes=False, flushes_folder=False) as file:  # it can be made again
         file.write(text.encode("utf-8"))
     return page
 
 
-def renew_indexes(run: Path) -> None:
-    """Write the pages again that list the run or the sweep, in the folders above it, where there are some."""
-    for folder in run.parents[:_MOST_ABOVE]:
-        if is_index(folder / INDEX):
-            write_index(folder)
+def _version_of(page: Path) -> tuple[int, int] | None:
+    """Another one after each writing of the page; None if there is no page."""
+    with suppress(OSError):
+        info = os.stat(page)
+        return info.st_ino, info.st_mtime_ns
+    return None
+
+
+def indexed_above(run: Path) -> list[Path]:
+    """The folders above a run or a sweep that have a page, which lists it too."""
+    return [folder for folder in run.parents[:_MOST_ABOVE] if is_index(folder / INDEX)]
 
 
 def is_index(page: Path) -> bool:
@@ -85,27 +99,28 @@ def is_collection(folder: Path) -> bool:
 def index_page(found: Runs) -> str:
     """The page of the runs, without the columns that are empty."""
     metrics = found.metrics
-    wanted = [*_BEFORE_METRICS, *metrics[:MOST_METRICS], *_AFTER_METRICS]
-    columns = [key for key in wanted if any(has_value(summary, key) for summary in found.summaries)]
-    kinds = dict.fromkeys(_WRAPPED, " class=w") | dict.fromkeys([*metrics, "duration"], " class=n")
+    kinds = dict.fromkeys(_WRAPPED, "w") | dict.fromkeys([*metrics, "duration"], "n")
+    columns = dict[str, list[str]]()
+    widths = dict[str, int]()
+    for key in [*_BEFORE_METRICS, *metrics[:MOST_METRICS], *_AFTER_METRICS]:
+        texts = [shortened(_text(summary, key), _MOST_CELL) for summary in found.summaries]
+        if any(texts):
+            columns[key] = texts
+            widths[key] = max(min(max(map(len, texts)), _WIDTH), len(key) + 4) + 2
     rows = list[str]()
-    longest = Counter[str](dict.fromkeys(columns, 3))
     size = 0
-    for summary in found.summaries:
-        cells = {key: shortened(_text(summary, key), _MOST_CELL) for key in columns}
-        row = _row(summary, cells, kinds)
+    for summary, *cells in zip(found.summaries, *columns.values(), strict=True):
+        row = _row(summary, dict(zip(columns, cells, strict=True)), kinds)
         size += len(row.encode()) + 1
         if size > MOST_BYTES:
             break
         rows.append(row)
-        longest |= Counter({key: min(len(text), _WIDTH) for key, text in cells.items()})
     notes = list[str]()
     in_python = f"all: hookrun.runs({str(found.folder)!r}).table()"
     if len(rows) < len(found):
         notes.append(f"The newest {len(rows):,} of {counted(len(found), 'run')} are shown; {in_python}")
     if len(metrics) > MOST_METRICS:
         notes.append(f"{MOST_METRICS} of {len(metrics):,} metrics are shown; {in_python}")
-    widths = {key: max(letters, len(key) + 4) + 2 for key, letters in longest.items()}
     return made_page(
         "index.html",
         script=template_text("index.js"),
@@ -131,7 +146,7 @@ def _text(summary: RunSummary, key: str) -> str:
 
 def _row(summary: RunSummary, cells: Mapping[str, str], kinds: Mapping[str, str]) -> str:
     """A line of the table. HTML lets the ends of cells and rows be left out, and quotes around short values."""
-    page = REPORT if os.path.isfile(summary.path / REPORT) else ""
+    page = REPORT if os.path.isfile(summary.directory / REPORT) else ""
     line = "<tr>"
     for key, text in cells.items():
         text = html.escape(text)
@@ -141,5 +156,5 @@ def _row(summary: RunSummary, cells: Mapping[str, str], kinds: Mapping[str, str]
             case "status":
                 line += f'<td class="s-{text}">{text}'
             case _:
-                line += f"<td{kinds.get(key, '')}>{text}"
+                line += f"<td class={kinds[key]}>{text}" if key in kinds else f"<td>{text}"
     return line

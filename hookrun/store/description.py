@@ -7,10 +7,11 @@ Of a run that has not ended, and of one of an earlier version, it is read from t
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -18,11 +19,11 @@ from pydantic import Field
 
 from hookrun.engine.keys import key_of
 from hookrun.errors import shortened
+from hookrun.store import scores
 from hookrun.store.config.stored import read_yaml
 from hookrun.store.files import StoreError, open_inside
 from hookrun.store.format import CONFIG, METRICS, OVERRIDES, PLAN, decode
 from hookrun.store.records import Count, Name, PlannedHookRecord, PlanRecord, typed_record
-from hookrun.store.scores import latest
 
 T = TypeVar("T")
 
@@ -124,12 +125,11 @@ def describe(folder: Path) -> tuple[Description, str]:
     metrics = attempt(METRICS, last_metrics, dict[str, float]())
     config = config if isinstance(config, dict) else {}
     overrides = [shortened(str(text), MOST_LINE) for text in typed] if isinstance(typed, list) else []
-    experiments = [text.partition("=")[2] for text in overrides if key_of(text) == "experiment"]
     hooks = plan.hooks if config.get("hooked", True) else []
     source = named_in(config, "task", "run")
     model = "" if source else named_in(config, "model") or plan.model or ""
     description = Description(
-        experiment=_word("".join(experiments[-1:])),
+        experiment=_word(values_typed(overrides).get("experiment")),
         task=_word(named_in(config, "task")),
         model=_word(model),
         source=_word(source),
@@ -142,6 +142,11 @@ def describe(folder: Path) -> tuple[Description, str]:
         metrics=metrics,
     )
     return description, "; ".join(faults)
+
+
+def values_typed(overrides: Iterable[str]) -> dict[str, str]:
+    """Key -> value of overrides as they were typed; the last one of a key."""
+    return {key_of(text): text.partition("=")[2] for text in overrides}
 
 
 def named_in(config: Mapping[str, Any], section: str, key: str = "name") -> str:
@@ -183,9 +188,8 @@ def last_metrics(path: Path) -> dict[str, float]:
             line = decode(text)
             if isinstance(line, dict):
                 lines.append(line)
-    means, batches = latest(lines)
-    names = [name for name in batches | means if not name.endswith("/lr")]
-    return {_word(name): (batches | means)[name] for name in names[:MOST_LISTED]}
+    metrics = scores.last_metrics(lines)
+    return {_word(name): metrics[name] for name in islice(metrics, MOST_LISTED)}
 
 
 def _of_plan(hook: PlannedHookRecord) -> HookSummary:

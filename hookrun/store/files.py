@@ -340,7 +340,8 @@ def require_bytes(file: BinaryIO, path: Path, size: int, *, says: str) -> None:
 def read_inside(path: Path, root: Path | None = None, *, limit: int) -> bytes:
     """The content of a regular file of at most `limit` bytes; raises as `open_inside` does."""
     with open_inside(path, root, limit=limit) as file:
-        return file.read(limit)
+        size = os.fstat(file.fileno()).st_size
+        return file.read(min(size, limit))  # Python makes room for as many bytes as it is asked for
 
 
 def read_json(path: Path, root: Path | None = None) -> Any:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 from hookrun.engine.html import MOST_ROWS, Shown, View
 from hookrun.engine.keys import key_of
 from hookrun.errors import Problem, counted, nearest, refuse, shortened
+from hookrun.store.description import values_typed
 from hookrun.store.files import StoreError, by_number, os_errors
 from hookrun.store.format import HYDRA, STATUS, State
 from hookrun.store.run_dir import outputs_folder
@@ -26,23 +27,23 @@ from hookrun.store.tables import as_table
 if TYPE_CHECKING:
     from hookrun.store.reader import Run
 
-COLUMNS: Mapping[str, str] = {
-    "directory": "path",
-    "name": "name",
-    "started": "started",
-    "duration": "seconds",
-    "status": "status",
-    "experiment": "experiment",
-    "task": "task",
-    "model": "model",
-    "hooks": "hooks",
-    "overrides": "overrides",
-    "tags": "tags",
-    "note": "note",
-    "reason": "reason",
-    "damaged": "damaged",
-}
-"""Column of the table -> field of a summary."""
+COLUMNS = (
+    "directory",
+    "name",
+    "started",
+    "duration",
+    "status",
+    "experiment",
+    "task",
+    "model",
+    "hooks",
+    "overrides",
+    "tags",
+    "note",
+    "reason",
+    "damaged",
+)
+"""The fields of a summary that are columns of the table."""
 
 _BETWEEN = {"hooks": "; ", "overrides": " "}
 _STATUSES = (*get_args(State), CUT_OFF, NOT_STARTED, DAMAGED)
@@ -75,7 +76,7 @@ class Runs(Shown, Sequence["Run"]):
             return Runs(self.folder, self.summaries[index], self._all)
         from hookrun.store.reader import Run
 
-        return Run(self.summaries[index].path)
+        return Run(self.summaries[index].directory)
 
     def __len__(self) -> int:
         return len(self.summaries)
@@ -88,7 +89,7 @@ class Runs(Shown, Sequence["Run"]):
     def _view(self) -> View:
         rows = list[list[str | float | None]]()
         for summary in self.summaries[:MOST_ROWS]:
-            about = [summary.name, summary.started[:16], summary.seconds, summary.status]
+            about = [summary.name, summary.started[:16], summary.duration, summary.status]
             rows.append([*about, *map(summary.metrics.get, self.metrics), headline(summary)])
         heads = ("run", "started", "seconds", "status", *self.metrics, "what")
         return View(repr(self)[1:-1], heads, rows, len(self))
@@ -101,6 +102,7 @@ class Runs(Shown, Sequence["Run"]):
 
         - a text or a number: what the run has there, or one of its tags or overrides, or a text within a line of
           `hooks`; ``*`` stands for any characters
+        - None, or an empty text: the run has nothing there
         - a list of them, of which one must fit
         - a function of what the run has there; it is not called for a run that has nothing
 
@@ -114,12 +116,16 @@ class Runs(Shown, Sequence["Run"]):
         return Runs(self.folder, fitting, self._all)
 
     def sorted(self, by: str, reverse: bool = False) -> Runs:
-        """The runs ordered by a key as in `where`; those that have nothing there come last."""
+        """The runs ordered by a key as in `where`; those that have nothing there, or NaN, come last."""
         refuse(self._problems(by))
-        present = [summary for summary in self.summaries if has_value(summary, by)]
-        missing = [summary for summary in self.summaries if not has_value(summary, by)]
-        present.sort(key=lambda summary: _sort_key(value_of(summary, by)), reverse=reverse)
-        return Runs(self.folder, [*present, *missing], self._all)
+        ordered = list[RunSummary]()
+        last = list[RunSummary]()
+        for summary in self.summaries:
+            is_nan = value_of(summary, by) != value_of(summary, by)
+            place = ordered if has_value(summary, by) and not is_nan else last
+            place.append(summary)
+        ordered.sort(key=lambda summary: _sort_key(value_of(summary, by)), reverse=reverse)
+        return Runs(self.folder, [*ordered, *last], self._all)
 
     @property
     def metrics(self) -> list[str]:
@@ -149,10 +155,10 @@ class Runs(Shown, Sequence["Run"]):
         if key not in keys:
             yield Problem(shortened(key), f"no run of {self.folder} has it", nearest(key, keys))
             return
-        texts = [each for each in _each(condition) if isinstance(each, str) and "*" not in each]
+        texts = [each for each in _each(condition) if isinstance(each, str)]
         for text in texts:
-            is_status = key == "status" and text in _STATUSES  # which no run may have now
-            if not is_status and not any(_holds(summary, key, text) for summary in self._all):
+            may_be_right = not text or "*" in text or (key == "status" and text in _STATUSES)
+            if not may_be_right and not any(_holds(summary, key, text) for summary in self._all):
                 seen = chain.from_iterable(_each(value_of(summary, key)) for summary in self._all)
                 near = nearest(text, set(map(str, seen)) - {"", "None"})
                 yield Problem(key, f"no run of {self.folder} has {shortened(repr(text))} there", near)
@@ -176,7 +182,8 @@ def runs(folder: str | os.PathLike[str] | None = None) -> Runs:
         names = [entry.name for entry in os.scandir(root) if entry.is_dir(follow_symlinks=False)]
         if is_run(root):
             names = [""]
-        found = list(chain.from_iterable(pool.map(partial(_found_at, root), names)))
+        parts = [names[first::_THREADS] for first in range(_THREADS)]
+        found = list(chain.from_iterable(pool.map(partial(_found_at, root), parts)))
     found.sort(key=lambda summary: (summary.started or summary.name, by_number(summary.name)), reverse=True)
     return Runs(root, found)
 
@@ -186,13 +193,19 @@ def is_run(folder: Path) -> bool:
     return os.path.lexists(folder / STATUS) or os.path.isdir(folder / HYDRA)
 
 
-def _found_at(root: Path, name: str) -> list[RunSummary]:
-    """The summaries of the run of this name in the folder, or of those below a folder of this name."""
-    folder = root / name
-    if name.startswith("."):
-        return []
-    paths = [folder] if is_run(folder) else run_folders(folder)
-    return [summary_of(path, str(path)[len(str(root)) :].lstrip("/") or root.name) for path in paths]
+def _found_at(root: Path, names: Iterable[str]) -> list[RunSummary]:
+    """The summaries of the runs of these names in the folder, and of those below folders of these names."""
+    found = list[RunSummary]()
+    for name in names:
+        folder = root / name
+        if name.startswith("."):
+            continue
+        is_one = is_run(folder) or not os.access(
+            folder, os.R_OK | os.X_OK
+        )  # what cannot be read is listed as such
+        for path in [folder] if is_one else run_folders(folder):
+            found.append(summary_of(path, str(path)[len(str(root)) :].lstrip("/") or root.name))
+    return found
 
 
 def run_folders(folder: Path) -> Iterator[Path]:
@@ -208,11 +221,10 @@ def run_folders(folder: Path) -> Iterator[Path]:
 def value_of(summary: RunSummary, key: str) -> Any:
     """What the run has in a column, as a metric, or as the value of an override of this key; None if nothing."""
     if key in COLUMNS:
-        return getattr(summary, COLUMNS[key])
+        return getattr(summary, key)
     if key in summary.metrics:
         return summary.metrics[key]
-    typed = {key_of(text): text.partition("=")[2] for text in summary.overrides}
-    return typed.get(key)
+    return values_typed(summary.overrides).get(key)
 
 
 def cell_of(summary: RunSummary, key: str) -> Any:
@@ -224,23 +236,27 @@ def cell_of(summary: RunSummary, key: str) -> Any:
 
 
 def has_value(summary: RunSummary, key: str) -> bool:
-    """Whether the run has something there; NaN is nothing."""
-    value = value_of(summary, key)
-    return value not in (None, "", ()) and value == value
+    """Whether the run has something there."""
+    return value_of(summary, key) not in (None, "", ())
 
 
 def _holds(summary: RunSummary, key: str, condition: Any) -> bool:
+    if not has_value(summary, key):
+        return any(each is None or each == "" for each in _each(condition))
     value = value_of(summary, key)
     if callable(condition):
-        return has_value(summary, key) and bool(condition(value))
+        return bool(condition(value))
     return any(_is(part, each, key) for part in _each(value) for each in _each(condition))
 
 
 def _is(value: Any, condition: Any, key: str) -> bool:
-    text = f"*{condition}*" if key == "hooks" else str(condition)
+    """Whether they are the same text or number; what was typed is a text: ``1e-3``, ``true``."""
+    text = str(condition).lower() if isinstance(condition, bool) else str(condition)
+    if key == "hooks" and text:
+        text = f"*{text}*"
     if "*" in text:
         return fnmatchcase(str(value), text.replace("[", "[[]"))
-    return bool(value == condition) or str(value) == text
+    return str(value) == text or _sort_key(value) == _sort_key(text)
 
 
 def _each(value: Any) -> Iterable[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,22 +35,21 @@ _NOT_SHOWN = frozenset({"experiment", "tags", "note"})
 class RunSummary(Description):
     """A run directory in a few bounded words.
 
-    path:    the directory
-    name:    its path from the folder in which it was found
-    status:  of status.json; ``cut off`` if its process does not exist any more, ``not started`` if Hydra has begun the
-             directory and no run has, ``damaged`` if status.json cannot be read
+    name:     its path from the folder in which it was found
+    status:   of status.json; ``cut off`` if its process does not exist any more, ``not started`` if Hydra has begun the
+              directory and no run has, ``damaged`` if status.json cannot be read
     started, ended: ISO times; ``""`` if not known
-    seconds: how long it took, or has run until now; None if that is not known
-    damaged: what is wrong with its files; ``""`` if they can be read
+    duration: seconds that it took, or has run until now; None if that is not known
+    damaged:  what is wrong with its files; ``""`` if they can be read
     """
 
-    path: Path = Path()
+    directory: Path = Path()
     name: str = ""
     status: str = NOT_STARTED
     reason: str = ""
     started: str = ""
     ended: str = ""
-    seconds: float | None = None
+    duration: float | None = None
     damaged: str = ""
 
 
@@ -67,35 +67,30 @@ def summary_of(folder: Path, name: str | None = None) -> RunSummary:
     except StoreError as error:
         status = {"status": DAMAGED}
         damaged = str(error)
-    described = _kept(status)
-    if described is None:
-        described, faults = describe(folder)
-        damaged = "; ".join(filter(None, [damaged, faults]))
+    described, faults = _described(folder, status)
+    damaged = "; ".join(filter(None, [damaged, faults]))
     if reason := cut_off(status):
         status = {**status, "status": CUT_OFF, "reason": reason}
     started = status.get("started")
     ended = status.get("ended")
     return RunSummary(
         **vars(described),
-        path=folder,
+        directory=folder,
         name=folder.name if name is None else name,
         status=shortened(status.get("status", NOT_STARTED), _WORD),
         reason=shortened(status.get("reason") or "", MOST_LINE),
         started=started or "",
         ended=ended or "",
-        seconds=None if reason else seconds_between(started, ended),
+        duration=None if reason else seconds_between(started, ended),
         damaged=damaged,
     )
 
 
-def _kept(status: Mapping[str, Any]) -> Description | None:
-    """The description that the status of a run keeps; None if it keeps none that is valid."""
-    if SUMMARY not in status:
-        return None
-    try:
-        return checked(status[SUMMARY], Description)
-    except ValueError:  # of somebody else: the other files say what the run did
-        return None
+def _described(folder: Path, status: Mapping[str, Any]) -> tuple[Description, str]:
+    """What its status keeps or, if that is missing or not valid, what its other files say, and their faults."""
+    with suppress(KeyError, ValueError):
+        return checked(status[SUMMARY], Description), ""
+    return describe(folder)
 
 
 def seconds_between(started: Any, ended: Any) -> float | None:

@@ -15,7 +15,7 @@ from hookrun.report import try_report, write_index
 from hookrun.report.__main__ import main
 from hookrun.report.index import MOST_BYTES, index_page
 from hookrun.runs import main as list_runs
-from hookrun.store.runs import runs
+from hookrun.store.runs import Runs, runs
 
 sync_api = pytest.importorskip("playwright.sync_api")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -143,6 +143,22 @@ def test_the_index_is_written_again_only_if_there(outputs: Path) -> None:
         assert len(rows((folder / "index.html").read_text())) == 4
 
 
+def test_two_runs_that_end_together_are_both_listed(outputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_index(outputs)
+    four = outputs / "four"
+
+    def runs_before_another_ends(folder: Path) -> Runs:
+        found = runs(folder)
+        if not four.exists():
+            made_run(four)
+            try_report(four)
+        return found
+
+    monkeypatch.setattr("hookrun.report.index.runs", runs_before_another_ends)
+    try_report(outputs / "one")
+    assert len(rows((outputs / "index.html").read_text())) == 4
+
+
 def test_the_jobs_of_a_sweep_leave_the_index_to_it(outputs: Path) -> None:
     write_index(outputs)
     job = made_run(outputs / "sweep/0", "seed=4")
@@ -163,7 +179,9 @@ def test_a_failure_of_the_index_is_told(
 
     monkeypatch.setattr("hookrun.report.index.index_page", fail)
     assert try_report(outputs / "one") == outputs / "one/report.html"
-    assert "index.html: not made: RuntimeError: boom" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "index.html: not made: RuntimeError: boom" in told
+    assert f"to make it later: python -m hookrun.report {outputs}\n" in told
 
 
 # ---- in a browser

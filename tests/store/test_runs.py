@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ METRICS = [
     {"split": "val", "epoch": 0, "step": 4, "of": "epoch", "loss": 0.4, "accuracy": 0.7},
     {"split": "val", "epoch": 1, "step": 8, "of": "epoch", "loss": 0.3, "accuracy": 0.8},
 ]
+DIVERGED = [{"split": "val", "epoch": 0, "step": 4, "of": "epoch", "loss": math.nan}]
 HOSTILE = "<script>\x1b[31m\n" + "x" * 10_000
 
 
@@ -31,7 +34,8 @@ def folder(tmp_path: Path) -> Path:
     typed = ("experiment=clip_fc", "hooks.clip_fc.max=0.01", "seed=1")
     made_run(outputs / "b", *typed, started="2026-05-01T00:00:00+00:00", metrics=METRICS, tags=["paper"])
     made_run(outputs / "a", "experiment=other", "seed=10", started="2026-05-02T00:00:00+00:00", note="a try")
-    made_run(outputs / "c", "seed=9", started="2026-05-03T00:00:00+00:00", status="failed")
+    typed = ("seed=9", "train.shuffle=true")
+    made_run(outputs / "c", *typed, started="2026-05-03T00:00:00+00:00", status="failed", metrics=DIVERGED)
     made_run(outputs / "sweeps/x/0", "seed=2", started="2026-05-04T00:00:00+00:00", hooks=[])
     (outputs / "latest").symlink_to("c")
     return outputs
@@ -79,7 +83,7 @@ def test_a_running_run_has_its_last_metrics(tmp_path: Path) -> None:
     path = made_run(tmp_path / "run", "experiment=clip_fc", metrics=METRICS[:2], status="running")
     found = summary_of(path)
     assert (found.status, found.ended, found.metrics) == ("running", "", {"train/loss": 0.5})
-    assert found.seconds is not None
+    assert found.duration is not None
     with (path / "metrics.jsonl").open("a") as file:
         file.write('{"split": "val", "of": "epoch", "loss": 0.1}\n{"split": "val", "los')
     assert summary_of(path).metrics == {"train/loss": 0.5, "val/loss": 0.1}
@@ -96,7 +100,7 @@ def test_a_killed_run_is_listed_as_cut_off(tmp_path: Path) -> None:
     path = made_run(tmp_path / "run", status="running")
     change(path, pid=2**31 - 1)
     found = summary_of(path)
-    assert (found.status, found.seconds) == ("cut off", None)
+    assert (found.status, found.duration) == ("cut off", None)
     assert "2147483647" in found.reason
 
 
@@ -255,6 +259,15 @@ def test_a_missing_folder_names_the_nearest(folder: Path) -> None:
         ({"hooks": "clamp"}, ["c", "a", "b"]),
         ({"hooks": "clip_fc"}, ["c", "a", "b"]),
         ({"hooks.clip_fc.max": 0.01}, ["b"]),
+        ({"hooks.clip_fc.max": "1e-2"}, ["b"]),
+        ({"hooks.clip_fc.max": None}, ["sweeps/x/0", "c", "a"]),
+        ({"experiment": None}, ["sweeps/x/0", "c"]),
+        ({"experiment": ["", "other"]}, ["sweeps/x/0", "c", "a"]),
+        ({"hooks": ""}, ["sweeps/x/0"]),
+        ({"val/loss": math.nan}, ["c"]),
+        ({"val/loss": math.isnan}, ["c"]),
+        ({"val/accuracy": None}, ["sweeps/x/0", "c", "a"]),
+        ({"train.shuffle": True}, ["c"]),
         ({"seed": 10}, ["a"]),
         ({"overrides": "seed=9"}, ["c"]),
         ({"val/accuracy": 0.8}, ["b"]),
@@ -299,6 +312,7 @@ def test_runs_are_sorted_by_any_key(folder: Path) -> None:
     assert names(found.sorted("seed", reverse=True)) == ["a", "c", "sweeps/x/0", "b"]
     for reverse in (False, True):
         assert names(found.sorted("val/accuracy", reverse=reverse))[0] == "b", "the others have none"
+        assert names(found.sorted("val/loss", reverse=reverse))[0] == "b", "NaN comes last"
     assert names(found.sorted("name")) == ["a", "b", "c", "sweeps/x/0"]
 
 
@@ -323,7 +337,7 @@ def test_the_arrow_table_equals_that_of_pandas(folder: Path) -> None:
     table = found.table("arrow")
     assert isinstance(table, pyarrow.Table)
     assert table.column_names == list(found.table().columns)
-    assert table["val/loss"].to_pylist() == [None, None, None, 0.3]
+    assert str(table["val/loss"].to_pylist()) == "[None, nan, None, 0.3]", "NaN is not nothing"
 
 
 def test_without_pandas_the_error_says_what_helps(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,3 +351,12 @@ def test_damaged_runs_are_in_the_table(folder: Path) -> None:
     table = hookrun.runs(folder).table()
     assert table.set_index("name").loc["a", "status"] == "damaged"
     assert "status.json" in table.set_index("name").loc["a", "damaged"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads every folder")
+def test_a_folder_that_cannot_be_read_is_listed(folder: Path) -> None:
+    (folder / "a").chmod(0)
+    (summary,) = hookrun.runs(folder).where(name="a").summaries
+    (folder / "a").chmod(0o755)
+    assert summary.status == "damaged"
+    assert "Permission denied" in summary.damaged

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from hookrun.engine.keys import MAX_DEPTH
 from hookrun.errors import SpecError
 from hookrun.store.config.interpolations import MAX_NESTED, resolved
-from hookrun.store.config.yaml_files import MAX_DIGITS, OutOfBounds, check_text, parsed, reading
+from hookrun.store.config.yaml_files import MAX_DIGITS, OutOfBounds, check_text, parsed, plain, reading
 
 CONF = Path(__file__).parents[2] / "conf"
 
@@ -47,11 +47,15 @@ def test_errors_are_those_of_omegaconf(text: str) -> None:
     def read(function: Callable[[str], Any]) -> Any:
         try:
             content = function(text)
+            if OmegaConf.is_config(content):
+                content = OmegaConf.to_container(content, resolve=False)
         except Exception as error:
             return type(error), str(error)
-        return type(content), str(OmegaConf.to_container(content, resolve=False))
+        return type(content), str(content)
 
-    assert read(parsed) == read(lambda text: OmegaConf.load(StringIO(text)))
+    expected = read(lambda text: OmegaConf.load(StringIO(text)))
+    assert read(parsed) == expected
+    assert read(plain) == expected
 
 
 @pytest.mark.parametrize(

@@ -411,12 +411,13 @@ def renew_page(sweep_dir: Path) -> None:
     Reading thousands of jobs takes time: at most a fiftieth of a sweep's time is spent on its pages.
     """
     from hookrun.report import write_report
-    from hookrun.report.index import renew_indexes
+    from hookrun.report.index import indexed_above, write_index
 
     now = time.monotonic()
     if now < _next_page.get(sweep_dir, 0.0):
         return
 
     with suppress(Exception):  # `make_page` reports the error at the end of the sweep
-        renew_indexes(write_report(sweep_dir).parent)
+        for folder in indexed_above(write_report(sweep_dir).parent):
+            write_index(folder)
     _next_page[sweep_dir] = time.monotonic() + max(PAGE_SECONDS, 50 * (time.monotonic() - now))

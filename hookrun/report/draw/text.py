@@ -10,7 +10,6 @@ from itertools import takewhile
 from typing import Any
 
 from hookrun.errors import printable
-from hookrun.store.summary import seconds_between as seconds_between
 
 
 def token_name(text: str, token: int, most: int = 40) -> str:

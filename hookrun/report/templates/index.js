@@ -3,7 +3,8 @@
   // Without this script the page is a plain table. The URL holds search, filters and order, so that it can be shared.
   const table = document.querySelector("table"), body = table.tBodies[0], rows = [...body.rows];
   const heads = [...table.tHead.rows[0].cells], names = heads.map(head => head.textContent.trim());
-  const texts = rows.map(row => [...row.cells].map(cell => cell.textContent.trim()));
+  let kept;
+  const texts = () => kept ??= rows.map(row => [...row.cells].map(cell => cell.textContent.trim())); // once it is needed
   const search = document.querySelector("#filter"), shown = document.querySelector("#shown");
   let sorted = "";
 
@@ -12,7 +13,7 @@
   const sort = (name, descending) => {
     const column = names.indexOf(name);
     if (column < 0) return;
-    const values = texts.map(cells => cells[column]), numbers = values.map(number);
+    const values = texts().map(cells => cells[column]), numbers = values.map(number);
     const isMissing = n => values[n] === "" || values[n] === "–" || values[n] === "NaN";
     const order = rows.map((_, n) => n).sort((a, b) => {
       if (isMissing(a) !== isMissing(b)) return isMissing(a) - isMissing(b); // they come last in both directions
@@ -33,25 +34,26 @@
     return value => value.toLowerCase().includes(typed.toLowerCase());
   };
   const fields = heads.map((head, column) => {
-    const field = document.createElement("input"), values = [...new Set(texts.map(cells => cells[column]))];
+    const field = document.createElement("input");
     field.type = "search";
     field.setAttribute("aria-label", `filter ${names[column]}`);
-    if (values.length <= 40) {
-      const list = document.createElement("datalist");
+    field.addEventListener("focus", () => { // the values to choose from, where there are few
+      const values = [...new Set(texts().map(cells => cells[column]))], list = document.createElement("datalist");
+      if (values.length > 40) return;
       list.id = `values${column}`;
       list.append(...values.filter(Boolean).sort(collator.compare).map(value => new Option("", value)));
       document.body.append(list);
       field.setAttribute("list", list.id);
-    }
+    }, {once: true});
     return field;
   });
   const filter = () => {
-    const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
+    const words = search.value.toLowerCase().split(/\s+/).filter(Boolean), cells = texts();
     const typed = fields.map(field => field.value.trim()), conditions = typed.map(text => text && condition(text));
     let count = 0;
     rows.forEach((row, n) => {
-      const whole = words.length ? texts[n].join("\n").toLowerCase() : "";
-      const fits = words.every(word => whole.includes(word)) && conditions.every((of, column) => !of || of(texts[n][column]));
+      const whole = words.length ? cells[n].join("\n").toLowerCase() : "";
+      const fits = words.every(word => whole.includes(word)) && conditions.every((of, column) => !of || of(cells[n][column]));
       if (row.hidden === fits) row.hidden = !fits;
       count += fits;
     });

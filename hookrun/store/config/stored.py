@@ -25,16 +25,15 @@ def read_yaml(path: Path, root: Path) -> Any:
 
     StoreError if it is not YAML, or expands to more than a configuration may hold.
     """
-    from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
-    from hookrun.store.config.yaml_files import check_text, parsed
+    from hookrun.store.config.yaml_files import check_text, plain
 
     try:
         text = read_inside(path, root, limit=MOST_YAML).decode("utf-8")
         check_text(text)
-        return OmegaConf.to_container(parsed(text), resolve=False)
+        return plain(text)
     except MissingFile:
         return None
     except RecursionError as error:

@@ -47,17 +47,22 @@ class LargestEffect:
     """The cell in which the hook changes the metric most; the first one of equal cells.
 
     place:  the number of the cell, in the order of `Effects.names`
-    cell:   its name
+    site:   axis -> label
     value:  the metric there, the mean over samples; without exact values, the estimate
     change: the value minus the metric without the hook
     ties:   how many other cells change it as much, in either direction
     """
 
     place: int
-    cell: str
+    site: Mapping[str, Any]
     value: float
     change: float
     ties: int
+
+    @property
+    def cell(self) -> str:
+        """Its name, one of `Effects.names`."""
+        return _name_of(self.site)
 
     @property
     def tied(self) -> str:
@@ -65,6 +70,11 @@ class LargestEffect:
         if not self.ties:
             return ""
         return f", tied with {self.ties:,} other{'s' if self.ties > 1 else ''}"
+
+
+def _name_of(site: Mapping[str, Any]) -> str:
+    """``module=relu1, heads=0``"""
+    return ", ".join(f"{axis}={label}" for axis, label in site.items())
 
 
 class Effects(html.Shown, Lookup["Tensor"]):
@@ -101,27 +111,29 @@ class Effects(html.Shown, Lookup["Tensor"]):
         self.samples, self.about = list(samples), dict(about)
 
     def _view(self) -> html.View:
+        values = self.main.flatten()
+        changes = self.main_changes.flatten()
         ranked = self.ranked()
-        cells = list(product(*self.axes.values()))
+        sites = self.sites()
         rows = list[list[str | float]]()
         for at in ranked[: html.MOST_ROWS]:
-            value = float(self.main.flatten()[at])
-            rows.append([*map(str, cells[at]), value, value - self.unedited])
+            rows.append([*map(str, sites[at].values()), float(values[at]), float(changes[at])])
         heads = (*self.axes, self.about.get("metric", ""), "change")
-        return html.View(f"effects of {self.about.get('hook')}: {self.strongest()}", heads, rows, len(ranked))
+        title = f"effects of {self.about.get('hook')}: {self.strongest()}"
+        return html.View(title, heads, rows, len(ranked))
 
     @property
     def main(self) -> Tensor:
         """The exact values; without them, the estimate."""
         return self[EXACT] if EXACT in self else self[GRADIENT]
 
+    def sites(self) -> list[dict[str, Any]]:
+        """Axis -> label for each cell, in the order of the axes."""
+        return [dict(zip(self.axes, labels, strict=True)) for labels in product(*self.axes.values())]
+
     def names(self) -> list[str]:
         """``module=relu1, heads=0`` for each cell, in the order of the axes."""
-        names = list[str]()
-        for labels in product(*self.axes.values()):
-            pairs = zip(self.axes, labels, strict=True)
-            names.append(", ".join(f"{axis}={label}" for axis, label in pairs))
-        return names
+        return list(map(_name_of, self.sites()))
 
     def of_cells(self) -> dict[str, float]:
         """``exact module=relu1, heads=0`` -> its value, for each cell that has one; also gradient and restored."""
@@ -148,7 +160,7 @@ class Effects(html.Shown, Lookup["Tensor"]):
         return self.main.double() - self.unedited
 
     def ranked(self) -> list[int]:
-        """The numbers of the cells that have a finite effect, the largest first."""
+        """The numbers of the cells with a finite value, those in which the hook changes the metric most first."""
         sizes = self.main_changes.flatten().abs()
         finite = sizes.isfinite().nonzero().flatten()
         ranked: list[int] = finite[sizes[finite].argsort(descending=True, stable=True)].tolist()
@@ -165,7 +177,7 @@ class Effects(html.Shown, Lookup["Tensor"]):
         equal = int((sizes >= sizes[0] - rounding).sum())
         first = min(ranked[:equal])
         value = float(self.main.flatten()[first])
-        return LargestEffect(first, self.names()[first], value, float(changes[first]), equal - 1)
+        return LargestEffect(first, self.sites()[first], value, float(changes[first]), equal - 1)
 
     def strongest(self) -> str:
         """A line about the cell with the largest effect."""
@@ -190,9 +202,9 @@ class Effects(html.Shown, Lookup["Tensor"]):
         exists = ~(self.main.isnan() & self.get(GRADIENT, self.main).isnan())
         if OF_SAMPLES in self:
             exists |= ~self[OF_SAMPLES].isnan().all(-1)
-        places = list(product(*self.axes.values()))
+        sites = self.sites()
         for at in exists.flatten().nonzero().flatten().tolist():
-            row = dict[str, Any](zip(self.axes, places[at], strict=True))
+            row = sites[at]
             for name in _NUMBERS:
                 row[name] = columns[name][at] if name in columns else None
             yield row
@@ -297,12 +309,11 @@ def answer_of(run: Run) -> dict[str, Any] | None:
     largest = None if effects is None else effects.largest()
     if effects is None or largest is None:
         return None
-    about = {key: effects.about.get(key) for key in ("hook", "metric")}
-    labels = list(product(*effects.axes.values()))[largest.place]
     return {
         "what": "largest_effect",
-        **about,
-        "site": dict(zip(effects.axes, labels, strict=True)),
+        "hook": effects.about.get("hook"),
+        "metric": effects.about.get("metric"),
+        "site": largest.site,
         "value": largest.value,
         "unedited": effects.unedited,
         "change": largest.change,
