@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from hookrun.data.settings import Data
 from hookrun.models import build
 from hookrun.models.settings import Model
 from hookrun.run.experiment.given import Given
+from hookrun.store.summary import headline, summary_of
 
 CAPTURE = "+hooks.seen={select: fc, hook: forward, action: capture}"
 IN_VALIDATION = "+hooks.seen={select: fc, hook: forward, action: capture, when: {mode: eval}}"
@@ -211,6 +213,10 @@ class TestModule:
     def test_what_does_not_go_with_it_is_refused(self, override: str, where: str, tmp_path: Path) -> None:
         assert f"\n  {where}: " in refused(tmp_path / "run", override, model=network(), data=dataset())
 
+    def test_its_class_is_the_model_of_titles(self, tmp_path: Path) -> None:
+        run(tmp_path / "run", "task=evaluate", model=network(), data=dataset())
+        assert headline(summary_of(tmp_path / "run")).startswith("evaluate · Net")
+
     @pytest.mark.parametrize("wrong", [Net, lambda images: images, "cnn"])
     def test_what_is_not_a_module_is_refused(self, wrong: Any, tmp_path: Path) -> None:
         assert "expected a torch.nn.Module" in refused(tmp_path / "run", model=wrong)
@@ -245,6 +251,15 @@ class Failing(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         raise OSError("the disk is gone")
+
+
+class Endless:
+    def __len__(self) -> int:
+        return 3
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for start in itertools.cycle((0, 2, 4)):
+            yield [start, start + 1]
 
 
 def stacked(samples: list[Any]) -> tuple[Tensor, Tensor]:
@@ -323,6 +338,19 @@ class TestData:
     def test_a_split_that_was_typed_is_meant(self, tmp_path: Path) -> None:
         made = run(tmp_path / "run", "task=evaluate", "task.split=train", model=network(), data=dataset())
         assert list(made.config["data"]["args"]) == ["train"]
+
+    def test_a_sampler_that_never_ends_is_cut(self, tmp_path: Path) -> None:
+        loader = DataLoader(dataset(), batch_sampler=Endless())  # type: ignore[arg-type]
+        made = run(tmp_path / "run", "task=predict", CAPTURE, model=network(), data=loader)
+        assert made.captures["seen"]["fc"].sample_ids.tolist() == [0, 1, 2, 3, 4, 5]
+
+    def test_another_dtype_is_told_before(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        images, labels = dataset().tensors
+        data = TensorDataset(images.double(), labels)
+        execute(["task=plan"], given=Given(network(), data))
+        assert (
+            "same dtype, but got torch.float32 and torch.float64 (in fc, a Linear)" in capsys.readouterr().out
+        )
 
     def test_samples_may_have_no_target(self, tmp_path: Path) -> None:
         images = list(dataset().tensors[0])
