@@ -163,6 +163,13 @@ class TestModule:
         assert torch.equal(module.fc.bias, network().fc.bias)
         assert [each.requires_grad for each in module.parameters()] == [True, False]
 
+    def test_a_module_of_inference_mode_is_evaluated(self, tmp_path: Path) -> None:
+        with torch.inference_mode():
+            module = network()
+        made = run(tmp_path / "run", "task=evaluate", model=module, data=dataset())
+        other = run(tmp_path / "other", "task=evaluate", model=network(), data=dataset())
+        assert results(made) == results(other)
+
     def test_what_the_run_freezes_is_free_again(self, tmp_path: Path) -> None:
         module = network()
         run(tmp_path / "run", "train.epochs=1", "train.parameters=fc.bias", model=module, data=splits())
@@ -251,6 +258,11 @@ class Failing(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         raise OSError("the disk is gone")
+
+
+class Unsized:
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(4))
 
 
 class Endless:
@@ -388,7 +400,11 @@ class TestData:
             (Stream(), "the Stream has no samples that can be read by their numbers"),
             (DataLoader(Stream()), "the Stream has no samples that can be read by their numbers"),
             ((pair for pair in dataset()), "the generator has no samples"),
-            (DataLoader(dataset(), batch_size=None), "does not make batches from lists of the numbers"),
+            (
+                DataLoader(dataset(), batch_size=None),
+                "does not make so many batches from lists of the numbers",
+            ),
+            (DataLoader(dataset(), sampler=Unsized()), "does not make so many batches"),  # type: ignore[arg-type]
             (DataLoader(dataset(), collate_fn=lambda samples: (1, 2, 3)), "a batch is a tuple of 3"),
             ([(1, 2, 3)], "sample 0 of the list is a tuple of 3"),
             (["a text"], "sample 0 of the list holds a str"),
@@ -416,6 +432,12 @@ class TestData:
         module.fc.register_forward_hook(lambda layer, args, output: seen.append(len(output)))
         run(tmp_path / "run", "task=evaluate", "data.batch_size=20", model=module, data=dataset())
         assert seen[-2:] == [20, 10]
+
+    def test_a_loader_decides_for_its_split_alone(self, tmp_path: Path) -> None:
+        data = {"train": dataset(), "val": DataLoader(dataset(), batch_size=5)}
+        made = run(tmp_path / "run", "train.epochs=1", "data.batch_size=15", model=network(), data=data)
+        assert made.config["data"]["batch_size"] == 15
+        assert made.metrics[-1]["step"] == 2
 
     def test_labels_are_not_read_from_elsewhere(self, tmp_path: Path) -> None:
         made = run(tmp_path / "run", "task=evaluate", CAPTURE, model=network(), data=dataset())
