@@ -188,7 +188,7 @@ class GivenData(Source):
             samples: Samples = TensorSamples(data.tensors[0], data.tensors[1])
         else:
             samples = Samples(len(data), partial(_read, data, self.as_given))
-            samples.draws = not isinstance(data, list)
+            samples.draws = type(data) is not list
         classes = getattr(data, "classes", ())
         if isinstance(classes, list | tuple):
             samples.classes = [str(each) for each in classes]

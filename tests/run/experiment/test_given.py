@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -186,6 +187,19 @@ class TestModule:
         assert seen[-1] == 30
         assert "with 1 hook of its own, which also run in the trial run" in capsys.readouterr().out
         assert len(module.fc._forward_hooks) == 1
+
+    def test_a_step_is_repeated_with_its_draws(self, tmp_path: Path) -> None:
+        module = network()
+        draws = list[float]()
+
+        def drawing(layer: nn.Module, args: Any, output: Tensor) -> Tensor:
+            draws.append(float(np.random.rand()))
+            return output * float("nan")
+
+        module.fc.register_forward_hook(drawing)
+        outcome = command(f"hydra.run.dir={tmp_path / 'run'}", model=module, data=dataset())
+        assert "the loss is nan" in str(outcome.error)
+        assert draws[-1] == draws[-2]
 
     def test_a_failed_run_leaves_it_usable(self, tmp_path: Path) -> None:
         module = network().eval()
