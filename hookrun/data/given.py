@@ -77,19 +77,28 @@ def _check(part: Any) -> None:
         raise spec_error(WHERE, f"the {kind} has no samples that can be read by their numbers", hint)
     if not len(samples):
         raise spec_error(WHERE, f"the {kind} has no samples", "give at least one")
-    if part is not samples and (type(part).__iter__ is not DataLoader.__iter__ or part.batch_sampler is None):
-        what = f"the {type(part).__qualname__} does not make batches from lists of the numbers of samples"
+    if part is not samples and not _makes_numbered_batches(part):
+        what = f"the {type(part).__qualname__} does not make so many batches from lists of the numbers of samples"
         raise spec_error(WHERE, what, "give its data set, with data.batch_size")
+
+
+def _makes_numbered_batches(loader: DataLoader[Any]) -> bool:
+    """Whether its sampler gives the numbers of the samples of each batch, and says how many batches there are."""
+    try:
+        len(loader)
+    except TypeError:  # of a sampler without a length
+        return False
+    return type(loader).__iter__ is DataLoader.__iter__ and loader.batch_sampler is not None
 
 
 def settings_of(parts: Mapping[Split, Any]) -> dict[str, Any]:
     """The keys of the section `data` that loaders decide. SpecError if they make batches by different functions."""
+    loaders = [part for part in parts.values() if isinstance(part, DataLoader)]
     settings = dict[str, Any]()
-    for part in parts.values():
-        if isinstance(part, DataLoader):
-            settings["workers"] = part.num_workers
-            if part.batch_size is not None:
-                settings["batch_size"] = part.batch_size
+    if loaders:
+        settings["workers"] = max(loader.num_workers for loader in loaders)
+    if len(loaders) == len(parts) and loaders[0].batch_size is not None:
+        settings["batch_size"] = loaders[0].batch_size
     if _collate_of(parts) is not default_collate:
         settings["collate"] = GIVEN
     return settings
@@ -179,7 +188,7 @@ class GivenData(Source):
             samples: Samples = TensorSamples(data.tensors[0], data.tensors[1])
         else:
             samples = Samples(len(data), partial(_read, data, self.as_given))
-            samples.draws = not isinstance(data, list)
+            samples.draws = type(data) is not list
         classes = getattr(data, "classes", ())
         if isinstance(classes, list | tuple):
             samples.classes = [str(each) for each in classes]

@@ -30,7 +30,8 @@ class _Lent:
     def require(self) -> None:
         """Let the parameters require gradients that did so at first."""
         for parameter, requires in self.required.items():
-            parameter.requires_grad_(requires)
+            if parameter.requires_grad != requires:  # those of inference mode cannot be told
+                parameter.requires_grad_(requires)
 
 
 _lent: ContextVar[_Lent | None] = ContextVar("lent module", default=None)

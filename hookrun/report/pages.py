@@ -21,6 +21,7 @@ from hookrun.report.sections import OF_A_RUN, OF_A_SWEEP, Place, ReportSection, 
 from hookrun.report.sweep_facts import SweepData, read_sweep, read_yaml
 from hookrun.report.titles import sweep_headline
 from hookrun.store.captures.tensor_file import dtype_name
+from hookrun.store.description import model_in
 from hookrun.store.files import replacing, write_table
 from hookrun.store.format import CONFIG, REPORT
 from hookrun.store.summary import headline, summary_of
@@ -61,7 +62,7 @@ def _sweep_heading(facts: SweepData) -> str:
         name = str(experiments.pop())
     else:
         config = read_yaml(facts.folder / facts.jobs[0].name / CONFIG, facts.folder, dict)
-        name = f"{named_in(config, 'task')} {named_in(config, 'model')}".strip()
+        name = f"{named_in(config, 'task')} {model_in(config)}".strip()
     title = name or facts.folder.name
     keys = listed(facts.varied or facts.swept, MOST_KEYS)
     if keys:

@@ -17,7 +17,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import Field
 
-from hookrun.engine.keys import key_of
+from hookrun.engine.keys import GIVEN, key_of
 from hookrun.errors import shortened
 from hookrun.store import scores
 from hookrun.store.config.stored import read_yaml
@@ -127,7 +127,7 @@ def describe(folder: Path) -> tuple[Description, str]:
     overrides = [shortened(str(text), MOST_LINE) for text in typed] if isinstance(typed, list) else []
     hooks = plan.hooks if config.get("hooked", True) else []
     source = named_in(config, "task", "run")
-    model = "" if source else named_in(config, "model") or plan.model or ""
+    model = "" if source else model_in(config) or plan.model or ""
     description = Description(
         experiment=_word(values_typed(overrides).get("experiment")),
         task=_word(named_in(config, "task")),
@@ -155,6 +155,14 @@ def named_in(config: Mapping[str, Any], section: str, key: str = "name") -> str:
     if not isinstance(content, dict):
         return ""
     return str(content.get(key) or "")
+
+
+def model_in(config: Mapping[str, Any]) -> str:
+    """The name of the model in a stored configuration; of a module that was given from Python its class."""
+    name = named_in(config, "model")
+    if name == GIVEN:
+        name = named_in(config["model"], "args", "class").rpartition(".")[2] or GIVEN
+    return name
 
 
 def tags_of(config: Mapping[str, Any]) -> list[str]:

@@ -35,7 +35,7 @@ def place_given(cfg: DictConfig, given: Given) -> None:
     with read_write(cfg), open_dict(cfg), read_write(cfg.hydra), open_dict(cfg.hydra):
         for name, section in sections.items():
             kept = {key: value for key, value in cfg[name].items() if f"{name}.{key}" in _KEPT}
-            cfg[name] = {**section, **{key: value for key, value in kept.items() if key not in section}}
+            cfg[name] = {"name": GIVEN, **kept, **section}
             cfg.hydra.runtime.choices[name] = GIVEN
 
 
@@ -43,14 +43,9 @@ def _problems(cfg: DictConfig, sections: Sections) -> Iterator[Problem]:
     """What does not go with the sections that are given."""
     for text in cfg.hydra.overrides.task:
         root = root_of(text)
-        key = key_of(text)
-        holds = key == _NO_WEIGHTS or (
-            key in _KEPT and key.removeprefix("data.") not in sections.get(root, ())
-        )
-        if root in sections and not holds:
-            yield Problem(
-                text, f"and {root} is given from Python, in place of {root}.*", "leave one of them out"
-            )
+        if root in sections and not _holds(key_of(text), sections[root]):
+            what = f"and {root} is given from Python, in place of {root}.*"
+            yield Problem(text, what, "leave one of them out")
     task = _task(cfg)
     if task is not None and not (task.shows or issubclass(task, ModelTask)):
         hint = f"leave out {' and '.join(sections)}"
@@ -65,6 +60,11 @@ def _problems(cfg: DictConfig, sections: Sections) -> Iterator[Problem]:
     is_sweep = cfg.hydra.mode is RunMode.MULTIRUN
     if is_sweep and cfg.hydra.launcher.get("_target_") != BASIC_LAUNCHER:
         yield Problem("hydra/launcher", f"{_ALONE}, and this launcher starts others", "leave it out")
+
+
+def _holds(key: str, section: Mapping[str, Any]) -> bool:
+    """Whether a typed key holds beside the section that is given."""
+    return key == _NO_WEIGHTS or (key in _KEPT and key.rpartition(".")[2] not in section)
 
 
 def _task(cfg: DictConfig) -> type[Task] | None:

@@ -34,6 +34,7 @@ from hookrun.engine.plan.plan import SHOWN, Match, PlannedHook, ResolvedPlan, li
 from hookrun.engine.plan.resolve import resolve
 from hookrun.engine.plan.table import text, view_of
 from hookrun.engine.prove.batch import BatchRuns, TwoSizes, larger_batches, may_have_steps_first
+from hookrun.engine.prove.fake import FakeMode
 from hookrun.engine.runtime.hooks.base import RegisteredHook
 from hookrun.engine.runtime.install import Installation
 from hookrun.engine.runtime.optimizers import without_compiler
@@ -323,7 +324,7 @@ def on_a_copy(
                 result = run(copied, args, kwargs)
                 if is_whole(result):
                     return result
-        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        mode = FakeMode(allow_non_fake_inputs=True)
         with _quiet():
             try:
                 copied, (args, kwargs) = _run_copy(model, call, larger, before, training, mode)

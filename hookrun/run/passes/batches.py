@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from itertools import islice
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -311,7 +312,7 @@ class Batches:
     def _ids_by_batch(self, epoch: int, start: int) -> Sequence[Tensor]:
         """The numbers of the samples of each batch of an epoch from the batch `start`."""
         if self.data.sampler is not None:
-            return self._sampled(self.data.sampler, epoch)[start : self._length]
+            return self._sampled(self.data.sampler, epoch)[start:]
         rest = self._order(epoch)[start * self._batch_size : self._length * self._batch_size]
         return rest.split(self._batch_size) if len(rest) else ()
 
@@ -323,7 +324,7 @@ class Batches:
         with all_seeded(seed):
             if generator is not None:
                 generator.manual_seed(seed)
-            batches = [torch.tensor(numbers, dtype=torch.int64) for numbers in sampler]
+            batches = [torch.tensor(numbers, dtype=torch.int64) for numbers in islice(sampler, self._length)]
         if generator is not None:
             generator.set_state(before)
         return batches

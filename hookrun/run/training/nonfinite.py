@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
 from hookrun.engine.hook_types import FORWARD, FORWARD_PRE, OPTIMIZER_STEP_PRE
+from hookrun.engine.keys import GIVEN
 from hookrun.engine.plan.plan import PlannedHook, passed_on
 from hookrun.engine.runtime import Installation
 from hookrun.engine.runtime.apply_action import Op, SiteRunner
@@ -65,7 +66,8 @@ class FiniteSteps:
 
     def __init__(self, context: RunContext, optimizer: Optimizer) -> None:
         plan = context.prepared.plan
-        own_code = bool(plan.code) or any(hook.code for hook in plan.hooks)
+        is_given = context.settings.model.name == GIVEN
+        own_code = is_given or bool(plan.code) or any(hook.code for hook in plan.hooks)
         self.before = BeforeStep(context.model, context.hooks, own_code=own_code)
         self.skipped = 0
         self._context = context

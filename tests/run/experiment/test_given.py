@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -26,6 +28,7 @@ from hookrun.data.settings import Data
 from hookrun.models import build
 from hookrun.models.settings import Model
 from hookrun.run.experiment.given import Given
+from hookrun.store.summary import headline, summary_of
 
 CAPTURE = "+hooks.seen={select: fc, hook: forward, action: capture}"
 IN_VALIDATION = "+hooks.seen={select: fc, hook: forward, action: capture, when: {mode: eval}}"
@@ -161,6 +164,13 @@ class TestModule:
         assert torch.equal(module.fc.bias, network().fc.bias)
         assert [each.requires_grad for each in module.parameters()] == [True, False]
 
+    def test_a_module_of_inference_mode_is_evaluated(self, tmp_path: Path) -> None:
+        with torch.inference_mode():
+            module = network()
+        made = run(tmp_path / "run", "task=evaluate", model=module, data=dataset())
+        other = run(tmp_path / "other", "task=evaluate", model=network(), data=dataset())
+        assert results(made) == results(other)
+
     def test_what_the_run_freezes_is_free_again(self, tmp_path: Path) -> None:
         module = network()
         run(tmp_path / "run", "train.epochs=1", "train.parameters=fc.bias", model=module, data=splits())
@@ -177,6 +187,19 @@ class TestModule:
         assert seen[-1] == 30
         assert "with 1 hook of its own, which also run in the trial run" in capsys.readouterr().out
         assert len(module.fc._forward_hooks) == 1
+
+    def test_a_step_is_repeated_with_its_draws(self, tmp_path: Path) -> None:
+        module = network()
+        draws = list[float]()
+
+        def drawing(layer: nn.Module, args: Any, output: Tensor) -> Tensor:
+            draws.append(float(np.random.rand()))
+            return output * float("nan")
+
+        module.fc.register_forward_hook(drawing)
+        outcome = command(f"hydra.run.dir={tmp_path / 'run'}", model=module, data=dataset())
+        assert "the loss is nan" in str(outcome.error)
+        assert draws[-1] == draws[-2]
 
     def test_a_failed_run_leaves_it_usable(self, tmp_path: Path) -> None:
         module = network().eval()
@@ -212,6 +235,10 @@ class TestModule:
     def test_what_does_not_go_with_it_is_refused(self, override: str, where: str, tmp_path: Path) -> None:
         assert f"\n  {where}: " in refused(tmp_path / "run", override, model=network(), data=dataset())
 
+    def test_its_class_is_the_model_of_titles(self, tmp_path: Path) -> None:
+        run(tmp_path / "run", "task=evaluate", model=network(), data=dataset())
+        assert headline(summary_of(tmp_path / "run")).startswith("evaluate · Net")
+
     @pytest.mark.parametrize("wrong", [Net, lambda images: images, "cnn"])
     def test_what_is_not_a_module_is_refused(self, wrong: Any, tmp_path: Path) -> None:
         assert "expected a torch.nn.Module" in refused(tmp_path / "run", model=wrong)
@@ -246,6 +273,20 @@ class Failing(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         raise OSError("the disk is gone")
+
+
+class Unsized:
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(4))
+
+
+class Endless:
+    def __len__(self) -> int:
+        return 3
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for start in itertools.cycle((0, 2, 4)):
+            yield [start, start + 1]
 
 
 def stacked(samples: list[Any]) -> tuple[Tensor, Tensor]:
@@ -327,6 +368,19 @@ class TestData:
         made = run(tmp_path / "run", "task=evaluate", "task.split=train", model=network(), data=dataset())
         assert list(made.config["data"]["args"]) == ["train"]
 
+    def test_a_sampler_that_never_ends_is_cut(self, tmp_path: Path) -> None:
+        loader = DataLoader(dataset(), batch_sampler=Endless())  # type: ignore[arg-type]
+        made = run(tmp_path / "run", "task=predict", CAPTURE, model=network(), data=loader)
+        assert made.captures["seen"]["fc"].sample_ids.tolist() == [0, 1, 2, 3, 4, 5]
+
+    def test_another_dtype_is_told_before(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        images, labels = dataset().tensors
+        data = TensorDataset(images.double(), labels)
+        execute(["task=plan"], given=Given(network(), data))
+        assert (
+            "same dtype, but got torch.float32 and torch.float64 (in fc, a Linear)" in capsys.readouterr().out
+        )
+
     def test_samples_may_have_no_target(self, tmp_path: Path) -> None:
         images = list(dataset().tensors[0])
         made = run(tmp_path / "run", "task=predict", model=network(), data=images)
@@ -363,7 +417,11 @@ class TestData:
             (Stream(), "the Stream has no samples that can be read by their numbers"),
             (DataLoader(Stream()), "the Stream has no samples that can be read by their numbers"),
             ((pair for pair in dataset()), "the generator has no samples"),
-            (DataLoader(dataset(), batch_size=None), "does not make batches from lists of the numbers"),
+            (
+                DataLoader(dataset(), batch_size=None),
+                "does not make so many batches from lists of the numbers",
+            ),
+            (DataLoader(dataset(), sampler=Unsized()), "does not make so many batches"),  # type: ignore[arg-type]
             (DataLoader(dataset(), collate_fn=lambda samples: (1, 2, 3)), "a batch is a tuple of 3"),
             ([(1, 2, 3)], "sample 0 of the list is a tuple of 3"),
             (["a text"], "sample 0 of the list holds a str"),
@@ -391,6 +449,12 @@ class TestData:
         module.fc.register_forward_hook(lambda layer, args, output: seen.append(len(output)))
         run(tmp_path / "run", "task=evaluate", "data.batch_size=20", model=module, data=dataset())
         assert seen[-2:] == [20, 10]
+
+    def test_a_loader_decides_for_its_split_alone(self, tmp_path: Path) -> None:
+        data = {"train": dataset(), "val": DataLoader(dataset(), batch_size=5)}
+        made = run(tmp_path / "run", "train.epochs=1", "data.batch_size=15", model=network(), data=data)
+        assert made.config["data"]["batch_size"] == 15
+        assert made.metrics[-1]["step"] == 2
 
     def test_labels_are_not_read_from_elsewhere(self, tmp_path: Path) -> None:
         made = run(tmp_path / "run", "task=evaluate", CAPTURE, model=network(), data=dataset())
