@@ -16,7 +16,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import Field
 
-from hookrun.engine.keys import key_of
+from hookrun.engine.keys import GIVEN, key_of
 from hookrun.errors import shortened
 from hookrun.store.config.stored import read_yaml
 from hookrun.store.files import StoreError, open_inside
@@ -127,11 +127,13 @@ def describe(folder: Path) -> tuple[Description, str]:
     experiments = [text.partition("=")[2] for text in overrides if key_of(text) == "experiment"]
     hooks = plan.hooks if config.get("hooked", True) else []
     source = named_in(config, "task", "run")
-    model = "" if source else named_in(config, "model") or plan.model or ""
+    model = named_in(config, "model")
+    if model in ("", GIVEN):  # the plan has its class
+        model = plan.model or model
     description = Description(
         experiment=_word("".join(experiments[-1:])),
         task=_word(named_in(config, "task")),
-        model=_word(model),
+        model="" if source else _word(model),
         source=_word(source),
         hooks=tuple(map(_of_plan, hooks[:MOST_HOOKS])),
         hook_count=len(hooks),

@@ -208,6 +208,7 @@ class Screen:
                 progress.update(
                     task, completed=done, numbers=numbers(shown), rate=rate, refresh=self._in_cell
                 )
+            progress.update(task, numbers="", rate="")  # a line that stays has no numbers of one batch
 
     def _bar(self, *columns: ProgressColumn) -> Progress:
         if self._in_cell:

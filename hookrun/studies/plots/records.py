@@ -26,7 +26,7 @@ def plot_of_metric(run: Run, name: str) -> Plot:
 
     curves = curves_of(read_facts(run.path))
     if name not in curves:
-        raise HookrunError(f"{run.path} has no metric {name!r} over steps: {nearest(name, curves)}")
+        raise HookrunError(f"{run.path} has no metric {name!r} over steps: {nearest(str(name), curves)}")
     return Plot(name, [chart(name, curves[name])])
 
 
