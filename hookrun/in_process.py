@@ -165,12 +165,15 @@ def _directory(argument: str, key: str, path: str | Path, typed: Sequence[str]) 
     from hookrun.engine.keys import key_of
     from hookrun.integrations.recording import run_folder
     from hookrun.store.config.interpolations import literal
+    from hookrun.store.runs import is_run
 
     for text in typed:
         if key_of(text) in (key, RESUME):
             raise spec_error(argument, f"{text} chooses the directory, too", "leave one of them out")
     folder = run_folder(path)
-    if folder.is_dir() and any(folder.iterdir()):
+    if (
+        folder.is_dir() and any(folder.iterdir()) and not is_run(folder)
+    ):  # the command says what to do with a run
         raise spec_error(argument, f"{folder} is not empty", "give a new or an empty directory")
     return override(key, literal(str(folder)))
 
