@@ -88,7 +88,9 @@ class _CellProgress(Progress):
         """Show nothing yet: a short pass needs no bar."""
 
     def stop(self) -> None:
-        """Leave the last line."""
+        """Leave the last line, without the numbers of one batch, which are not those of the pass."""
+        for task in self.task_ids:
+            self.update(task, numbers="", rate="")
         self.refresh()
 
     def refresh(self) -> None:
@@ -208,7 +210,6 @@ class Screen:
                 progress.update(
                     task, completed=done, numbers=numbers(shown), rate=rate, refresh=self._in_cell
                 )
-            progress.update(task, numbers="", rate="")  # a line that stays has no numbers of one batch
 
     def _bar(self, *columns: ProgressColumn) -> Progress:
         if self._in_cell:
