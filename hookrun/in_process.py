@@ -138,7 +138,7 @@ def _typed(experiment: str | None, overrides: Sequence[str]) -> list[str]:
         )
     for text in overrides:
         if not isinstance(text, str) or text.startswith("-"):
-            hint = "a setting is written key=value, and flags are arguments of the function"
+            hint = "a setting is written key=value, flags are arguments of the function, -m is hookrun.sweep"
             raise spec_error("overrides", f"{shown(text)} is not a setting", hint)
     if experiment is None:
         return list(overrides)
@@ -159,17 +159,23 @@ def _refuse_sweep(typed: Sequence[str]) -> None:
 
 
 def _directory(argument: str, key: str, path: str | Path, typed: Sequence[str]) -> str:
-    """The override that sets the directory. Raises SpecError where it is set twice, or is that of `resume`."""
+    """The override that sets the directory. SpecError where it is set twice, or has files."""
     from hookrun.command.compose.overrides import RESUME
     from hookrun.command.compose.written import override
     from hookrun.engine.keys import key_of
     from hookrun.integrations.recording import run_folder
     from hookrun.store.config.interpolations import literal
+    from hookrun.store.runs import is_run
 
     for text in typed:
         if key_of(text) in (key, RESUME):
             raise spec_error(argument, f"{text} chooses the directory, too", "leave one of them out")
-    return override(key, literal(str(run_folder(path))))
+    folder = run_folder(path)
+    if (
+        folder.is_dir() and any(folder.iterdir()) and not is_run(folder)
+    ):  # the command says what to do with a run
+        raise spec_error(argument, f"{folder} is not empty", "give a new or an empty directory")
+    return override(key, literal(str(folder)))
 
 
 def _performed(
@@ -204,6 +210,8 @@ def _performed(
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
         raise error.with_traceback(None) from None  # the message says where the mistake is
+    except KeyboardInterrupt as error:
+        raise error.with_traceback(None) from None  # nothing of it is a mistake
     except SystemExit as error:  # it would end the caller's process, maybe as if all were well
         raise HookrunError(f"a function of the experiment has called sys.exit: {reason(error)}") from error
     except Exception as error:

@@ -24,6 +24,15 @@ def test_the_readme_has_at_most_14_kb() -> None:
     assert len(README.encode()) <= 14_000
 
 
+@pytest.mark.usefixtures("_empty_folder")
+def test_the_cell_of_a_notebook_runs_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    code = README.split("in a cell of a notebook:\n\n```python\n", 1)[1].split("```", 1)[0]
+    names: dict[str, Any] = {}
+    exec(code, names)
+    assert f"{names['run'].path}/report.html" in capsys.readouterr().out
+    assert list(hookrun.runs().where(status="done").table()["experiment"]) == ["clip_fc"]
+
+
 def test_the_experiment_that_is_explained_is_the_included_one(tmp_path: Path) -> None:
     shown = README.split("## One experiment", 1)[1].split("```yaml\n", 1)[1].split("```", 1)[0]
     included = (ROOT / "conf/experiment/clip_fc.yaml").read_text(encoding="utf-8")

@@ -21,7 +21,7 @@ def plot_of_metric(folder: Path, name: str) -> Plot:
     """The chart of a metric over the steps. HookrunError if the run in `folder` has no such metric."""
     curves = curves_of(read_facts(folder))
     if name not in curves:
-        raise HookrunError(f"{folder} has no metric {name!r} over steps: {nearest(name, curves)}")
+        raise HookrunError(f"{folder} has no metric {name!r} over steps: {nearest(str(name), curves)}")
     return Plot(name, [chart(name, curves[name])])
 
 

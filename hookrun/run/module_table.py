@@ -65,6 +65,8 @@ class ModuleTable(Shown):
         if picked:
             names = listed([path or "(root)" for path in picked])
             self._title += f"; {shortened(select)} matches {len(picked):,}: {names}"
+        if self.unchecked:
+            self._title += f"; shapes unknown: {self.unchecked}"
 
     def __iter__(self) -> Iterator[ModuleRow]:
         return iter(self._rows.values())
@@ -92,5 +94,5 @@ class ModuleTable(Shown):
 
     def _view(self) -> View:
         rows = [row._replace(path=row.path or "(root)") for row in self]
-        lines = [f"shapes unknown: {self.unchecked}"] if self.unchecked else []
-        return View(self._title, HEADS, rows, lines=lines)
+        shown = len(HEADS) if self.picked else len(HEADS) - 1
+        return View(self._title, HEADS[:shown], [row[:shown] for row in rows])

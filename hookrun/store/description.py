@@ -131,7 +131,7 @@ def describe(folder: Path) -> tuple[Description, str]:
     description = Description(
         experiment=_word(values_typed(overrides).get("experiment")),
         task=_word(named_in(config, "task")),
-        model=_word(model),
+        model="" if source else _word(model),
         source=_word(source),
         hooks=tuple(map(_of_plan, hooks[:MOST_HOOKS])),
         hook_count=len(hooks),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
 from hookrun.engine.html import MOST_ROWS, Shown, View
 from hookrun.engine.keys import key_of
-from hookrun.errors import Problem, counted, nearest, refuse, shortened
+from hookrun.errors import Problem, counted, misnamed, nearest, refuse, renamed, shortened, shown, spec_error
 from hookrun.store.description import values_typed
 from hookrun.store.files import StoreError, by_number, os_errors
 from hookrun.store.format import HYDRA, STATUS, State
@@ -108,6 +108,9 @@ class Runs(Shown, Sequence["Run"]):
 
         SpecError, with the nearest names, for keys that no run has, and for texts that no run has there.
         """
+        if conditions is not None and not isinstance(conditions, Mapping):
+            hint = 'write status="done", or {"val/accuracy": 0.9}'
+            raise spec_error("where", f"found {shown(conditions)}, expected a mapping", hint)
         wanted = {**(conditions or {}), **others}
         refuse(chain.from_iterable(starmap(self._problems, wanted.items())))
         fitting = self.summaries
@@ -152,16 +155,20 @@ class Runs(Shown, Sequence["Run"]):
         """A key that no run has, and a text that no run has there, which are most probably mistakes."""
         typed = chain.from_iterable(summary.overrides for summary in self._all)
         keys = {*COLUMNS, *map(key_of, typed), *chain.from_iterable(summary.metrics for summary in self._all)}
+        if not isinstance(key, str):
+            yield Problem(shown(key), "is not a key", 'write a column or a metric, such as "started"')
+            return
         if key not in keys:
-            yield Problem(shortened(key), f"no run of {self.folder} has it", nearest(key, keys))
+            problem = Problem(shortened(key), f"no run of {self.folder} has it", nearest(key, keys))
+            yield renamed(problem, key, keys, {key: condition})
             return
         texts = [each for each in _each(condition) if isinstance(each, str)]
         for text in texts:
             may_be_right = not text or "*" in text or (key == "status" and text in _STATUSES)
             if not may_be_right and not any(_holds(summary, key, text) for summary in self._all):
                 seen = chain.from_iterable(_each(value_of(summary, key)) for summary in self._all)
-                near = nearest(text, set(map(str, seen)) - {"", "None"})
-                yield Problem(key, f"no run of {self.folder} has {shortened(repr(text))} there", near)
+                what = f"no run of {self.folder} has {shortened(repr(text))} there"
+                yield misnamed(key, what, text, set(map(str, seen)) - {"", "None"})
 
 
 def runs(folder: str | os.PathLike[str] | None = None) -> Runs:

@@ -66,6 +66,7 @@ def test_the_page_is_executed_as_it_is(executed: Any, tmp_path: Path) -> None:
     assert "clip_fc   fc.weight" in printed
     assert "validation" in bar
     assert len(bar.splitlines()) == 1
+    assert "loss" not in bar, "its numbers were those of one batch"
     assert f"done val {run.metrics[-1]['accuracy']:.0%}" in printed
     assert [output["output_type"] for output in swept] == ["stream", "display_data", "execute_result"]
     assert "hooked=false" in text_of(swept[0])

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -200,6 +201,7 @@ def test_an_interrupted_run_can_be_resumed(own_model: Any) -> None:
     typed = [*SHORT, *own_model(TWO_LAYERS.format(third=INTERRUPT_ONCE))]
     error = failure(hookrun.run, None, typed, run_dir="run")
     assert isinstance(error, KeyboardInterrupt)
+    assert len(traceback.extract_tb(error.__traceback__)) < 6, "of the test, and of what raises it"
     assert hookrun.open_run("run").status["status"] == "interrupted"
     resumed = hookrun.run(overrides=["resume=run"])
     whole = hookrun.run(None, typed, run_dir="whole")
@@ -207,6 +209,14 @@ def test_an_interrupted_run_can_be_resumed(own_model: Any) -> None:
     assert resumed.metrics == whole.metrics
     assert hookrun.run(overrides=["resume=run"]).status == resumed.status, "it is done"
     assert "chooses the directory, too" in str(failure(hookrun.run, None, ["resume=run"], run_dir="x"))
+
+
+def test_a_folder_with_files_is_not_a_new_directory() -> None:
+    Path("notes.txt").touch()
+    for function, argument in ((hookrun.run, "run_dir"), (hookrun.sweep, "sweep_dir")):
+        error = failure(function, "clip_fc", overrides=SHORT, **{argument: "."})
+        assert f"{argument}: {Path.cwd()} is not empty" in str(error)
+    assert [path.name for path in Path().iterdir()] == ["notes.txt"]
 
 
 def test_a_run_in_a_thread_and_one_inside_a_run(

@@ -92,6 +92,12 @@ def test_an_example_that_fails_is_told() -> None:
     table = hookrun.modules(Shared(), ((torch.ones(2, 7),), {}))
     assert table.unchecked is not None
     assert "shapes unknown: RuntimeError" in table._repr_html_()
+    assert "shapes unknown: RuntimeError" in repr(table)
+
+
+def test_without_a_selector_nothing_is_selected() -> None:
+    assert "selected" not in hookrun.modules(Shared())._repr_html_()
+    assert "selected" in hookrun.modules(Shared(), select="first")._repr_html_()
 
 
 def test_the_model_is_not_changed() -> None:

@@ -14,6 +14,7 @@ import pytest
 from made_runs import CLAMP, change, made_run
 
 import hookrun
+from hookrun.errors import Fix
 from hookrun.store.runs import Runs
 from hookrun.store.summary import MOST_HEADLINE, headline, summary_of
 
@@ -60,6 +61,12 @@ def test_a_summary_says_what_the_run_did(tmp_path: Path) -> None:
     assert found.metrics == {"train/loss": 0.5, "val/loss": 0.3, "val/accuracy": 0.8}
     assert found.damaged == ""
     assert headline(found) == "clip_fc · cnn · grad clamp fc.weight, fc.bias · hooks.clip_fc.max=0.001"
+
+
+def test_a_model_from_python_is_named_by_its_class(tmp_path: Path) -> None:
+    path = made_run(tmp_path / "run", model={"name": "given"})
+    assert summary_of(path).model == "CNN"
+    assert headline(summary_of(path)).startswith("train · CNN · grad clamp")
 
 
 def test_a_run_of_an_earlier_version_has_its_summary(tmp_path: Path) -> None:
@@ -296,6 +303,9 @@ def test_wrong_keys_and_values_name_the_nearest(folder: Path) -> None:
             {"val/acuracy": 1}, experimet="clip_fc", experiment="clip_fcc", status="dne"
         )
     hints = {problem.where: problem.hint for problem in refused.value.errors}
+    fixes = {problem.where: problem.fix for problem in refused.value.errors}
+    assert fixes["experimet"] == Fix("experiment", "clip_fc")
+    assert fixes["experiment"] == Fix("experiment", "clip_fc")
     assert hints["experimet"].startswith("did you mean 'experiment'")
     assert hints["experiment"] == "did you mean 'clip_fc'?"
     assert hints["val/acuracy"].startswith("did you mean 'val/accuracy'")
@@ -304,6 +314,13 @@ def test_wrong_keys_and_values_name_the_nearest(folder: Path) -> None:
         hookrun.runs(folder).where(tags=["paper", "papers"])
     with pytest.raises(hookrun.SpecError, match="did you mean 'started'"):
         hookrun.runs(folder).sorted("startd")
+
+
+def test_what_is_not_a_condition_is_refused(folder: Path) -> None:
+    with pytest.raises(hookrun.SpecError, match='write status="done"'):
+        hookrun.runs(folder).where("status=done")  # type: ignore[arg-type]
+    with pytest.raises(hookrun.SpecError, match="None: is not a key"):
+        hookrun.runs(folder).sorted(None)  # type: ignore[arg-type]
 
 
 def test_runs_are_sorted_by_any_key(folder: Path) -> None:

@@ -45,7 +45,10 @@ class Given:
         from torch import nn
 
         if not isinstance(self.model, nn.Module):
-            found = getattr(self.model, "__qualname__", type(self.model).__qualname__)
+            if isinstance(self.model, type):
+                name = self.model.__qualname__
+                raise spec_error("model", f"found the class {name}, expected a module", f"give {name}(…)")
+            found = type(self.model).__qualname__
             raise spec_error("model", f"found {found}, expected a torch.nn.Module", "give a module")
 
     @property

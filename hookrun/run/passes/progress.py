@@ -80,7 +80,9 @@ class _CellProgress(Progress):
         """Show nothing yet: a short pass needs no bar."""
 
     def stop(self) -> None:
-        """Leave the last line."""
+        """Leave the last line, without the numbers of one batch, which are not those of the pass."""
+        for task in self.task_ids:
+            self.update(task, numbers="", rate="")
         self.refresh()
 
     def refresh(self) -> None:

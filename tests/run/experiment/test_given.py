@@ -239,9 +239,13 @@ class TestModule:
         run(tmp_path / "run", "task=evaluate", model=network(), data=dataset())
         assert headline(summary_of(tmp_path / "run")).startswith("evaluate · Net")
 
-    @pytest.mark.parametrize("wrong", [Net, lambda images: images, "cnn"])
+    @pytest.mark.parametrize("wrong", [lambda images: images, "cnn"])
     def test_what_is_not_a_module_is_refused(self, wrong: Any, tmp_path: Path) -> None:
         assert "expected a torch.nn.Module" in refused(tmp_path / "run", model=wrong)
+
+    def test_a_class_is_not_its_module(self, tmp_path: Path) -> None:
+        found = refused(tmp_path / "run", model=Net)
+        assert "found the class Net, expected a module\n      give Net(…)" in found
 
     def test_a_name_in_a_file_does_not_stand_for_it(self, tmp_path: Path) -> None:
         assert "model=MODULE" in refused(tmp_path / "run", "model.name=given")
