@@ -291,8 +291,8 @@ def slip_of(name: str, options: Iterable[str]) -> str | None:
 
     It may be set without asking, so it is right with good confidence: the same letters in another case or with another
     separator (``sgd`` for ``SGD``, ``clip-fc`` for ``clip_fc``), or one slip of the fingers in a word: a letter left
-    out, one too many, two swapped, or one replaced in a word of at least four. It is never given where options are
-    equally near, or digits or single letters differ: ``layer5`` is not ``layer4``, ``q_proj`` is not ``o_proj``.
+    out, one too many, two swapped, or one replaced in a word of at least five: ``relu`` is not ``gelu``. It is never
+    given where options are equally near, or digits or single letters differ: ``layer5`` is not ``layer4``.
     """
     typed = _folded(name)
     folded = {option: _folded(option) for option in options}
@@ -319,7 +319,7 @@ def _is_slip(typed: str, name: str) -> bool:
         case (1, 0) | (0, 1):
             least = 3
         case (1, 1):
-            least = 4
+            least = 5
         case (2, 2) if wrong == right[::-1]:
             least = 3
         case _:

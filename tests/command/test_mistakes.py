@@ -126,6 +126,7 @@ def put(section: dict[str, Any], path: Sequence[str], value: Any) -> None:
         ("conv1_1", ["conv11"], None),
         ("q_proj", ["o_proj"], None),
         ("wte", ["wpe"], None),
+        ("relu", ["gelu"], None),
         ("encoder", ["decoder"], None),
         ("<script>", ["script"], None),
         ("", ["a"], None),

@@ -38,8 +38,7 @@ def build(facts: RunData) -> dict[str, Any] | None:
     if not lines:
         return None
     by_split = grouped(lines, itemgetter("split"))
-    wrong = [line for line in lines if line["class"] != line["predicted_class"]]
-    wrong.sort(key=lambda line: (-_loss(line), line["split"], line["sample"]))
+    wrong = _misclassified(lines)
     finite = [line for line in wrong if math.isfinite(_loss(line))]
     return {
         "splits": [_confusions(split, of_split) for split, of_split in by_split.items()],
@@ -90,12 +89,23 @@ def _confusions(split: str, lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def _misclassified(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The samples with another predicted class than their own, those with the highest loss first."""
+    wrong = list[dict[str, Any]]()
+    for line in lines:
+        if line["class"] != line["predicted_class"]:
+            wrong.append(line)
+    wrong.sort(key=itemgetter("split", "sample"))
+    wrong.sort(key=_loss, reverse=True)
+    return wrong
+
+
 def _loss(line: Mapping[str, Any]) -> float:
     """The loss of a sample; infinite if it is missing or not finite."""
     loss = line.get("loss", math.inf)
-    if not is_number(loss) or not math.isfinite(loss):
-        return math.inf
-    return float(loss)
+    if is_number(loss) and math.isfinite(loss):
+        return float(loss)
+    return math.inf
 
 
 def _shown(facts: RunData, line: Mapping[str, Any]) -> dict[str, Any]:
