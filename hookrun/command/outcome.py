@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hookrun.errors import HookrunError, spec_error
 
 if TYPE_CHECKING:
-    from hookrun.run.experiment.task import Ready
+    from hookrun.run.experiment.task import Ready, Task
 
 
 @dataclass
@@ -41,15 +41,9 @@ class Outcome:
         print(error, file=sys.stderr)
         self.errors.append(error)
 
-    def refuse_showing(self, task: str) -> None:
+    def refuse_showing(self, task: type[Task]) -> None:
         """Raise SpecError for a task that only prints, where Python wants a run."""
         if self.from_python:
-            hint = _IN_PYTHON.get(task, f"on the command line: hookrun task={task}")
-            raise spec_error("task", f"task={task} only prints, and makes no run that could be opened", hint)
-
-
-_IN_PYTHON = {
-    "modules": "hookrun.modules(model) gives them",
-    "plan": "hookrun.compile(hookrun.load_spec(experiment=NAME), model) gives the plan",
-}
-"""Task -> what gives in Python what it prints."""
+            typed = f"task={task.task_name}"
+            hint = task.in_python or f"on the command line: hookrun {typed}"
+            raise spec_error("task", f"{typed} only prints, and makes no run that could be opened", hint)

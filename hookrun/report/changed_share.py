@@ -82,7 +82,7 @@ def _why_missing(hook: PlannedHookRecord, sites: Sequence[SiteRecord], facts: Ru
     """A note for a hook that edits inside of compiled graphs."""
     action = actions().get(hook.action or "")
     edits = action is not None and not action.observes
-    if not edits or facts.task != "train" or not facts.named("compute", "compile"):
+    if not edits or not facts.named("compute", "compile"):
         return ""
     fired = sum(site.fired for site in sites)
     total = sum(site.total for site in sites)

@@ -127,11 +127,13 @@ def describe(folder: Path) -> tuple[Description, str]:
     overrides = [shortened(str(text), MOST_LINE) for text in typed] if isinstance(typed, list) else []
     hooks = plan.hooks if config.get("hooked", True) else []
     source = named_in(config, "task", "run")
-    model = "" if source else model_in(config) or plan.model or ""
+    model = "" if source else model_in(config)
+    if model == GIVEN or not (model or source):
+        model = plan.model or model
     description = Description(
         experiment=_word(values_typed(overrides).get("experiment")),
         task=_word(named_in(config, "task")),
-        model="" if source else _word(model),
+        model=_word(model),
         source=_word(source),
         hooks=tuple(map(_of_plan, hooks[:MOST_HOOKS])),
         hook_count=len(hooks),

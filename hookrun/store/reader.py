@@ -387,7 +387,7 @@ class Run(Shown):
 
     def _view(self) -> View:
         summary = summary_of(self.path)
-        rows = [(name, getattr(summary, name)) for name in ("status", "started", "seconds")]
+        rows = [(name, getattr(summary, name)) for name in ("status", "started", "duration")]
         lines = list(filter(None, (summary.note, summary.reason, summary.damaged)))
         title = f"{headline(summary)} · {self.path}"
         return View(title, ("", ""), [*rows, *summary.metrics.items()], lines=lines)

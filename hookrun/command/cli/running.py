@@ -129,7 +129,8 @@ def run_once(command: RunCommand, needs: NeededRuns | None = None) -> int:
     experiment = command.experiment
     shows = command.shows
     if shows:
-        command.outcome.refuse_showing("plan" if command.is_plan else task_of(experiment).name)
+        shown = tasks.tasks()["plan"] if command.is_plan else type(task_of(experiment))
+        command.outcome.refuse_showing(shown)
     if experiment.settings.baseline and not shows and is_main():
         print(noted("baseline: true is for sweeps (-m), which then run without hooks too; this is one run"))
     if not is_main():

@@ -506,7 +506,7 @@ def _show(run: SweepRun, experiments: Mapping[int, Experiment], outcome: Outcome
     if not is_main():
         return DONE
     for number, experiment in experiments.items():
-        outcome.refuse_showing("plan" if run.is_plan else task_of(experiment).name)
+        outcome.refuse_showing(tasks.tasks()["plan"] if run.is_plan else type(task_of(experiment)))
         overrides = list[str]()
         if run.jobs is not None:
             overrides = [*_typed(run.jobs[number]), *(["task=plan"] if run.is_plan else [])]

@@ -33,6 +33,7 @@ class Task(TaskKeys):
     configuration; therefore it imports torch, and modules that import torch, inside functions only.
 
     shows:          `show` prints its result and nothing is written; otherwise `execute` runs it in a run directory
+    in_python:      of a task that `shows`: what gives the same in Python, where a run cannot be opened
     has_plan:       hooks are compiled for it, and `show` prints their plan
     trains:         it trains the model: hooks are tried in training mode, optimizer and schedule are checked
     splits_batches: several ranks can split its batches, and its results are computed from all rows
@@ -41,6 +42,7 @@ class Task(TaskKeys):
     """
 
     shows: ClassVar[bool] = False
+    in_python: ClassVar[str] = ""
     has_plan: ClassVar[bool] = False
     trains: ClassVar[bool] = False
     splits_batches: ClassVar[bool] = False

@@ -49,6 +49,7 @@ class ModulesTask(Task):
 
     task_name: ClassVar[str] = "modules"
     shows: ClassVar[bool] = True
+    in_python: ClassVar[str] = "hookrun.modules(model) gives them"
 
     select: AnySelector | None = None
     depth: int | None = Field(default=None, ge=1, le=MOST_LEVELS)

@@ -17,4 +17,5 @@ class PlanTask(TrainTask):
 
     task_name: ClassVar[str] = "plan"
     shows: ClassVar[bool] = True
+    in_python: ClassVar[str] = "hookrun.compile(hookrun.load_spec(experiment=NAME), model) gives the plan"
     refuses: ClassVar[Mapping[str, str]] = {}

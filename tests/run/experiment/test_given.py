@@ -198,7 +198,8 @@ class TestModule:
 
         module.fc.register_forward_hook(drawing)
         outcome = command(f"hydra.run.dir={tmp_path / 'run'}", model=module, data=dataset())
-        assert "the loss is nan" in str(outcome.error)
+        (error,) = outcome.errors
+        assert "the loss is nan" in str(error)
         assert draws[-1] == draws[-2]
 
     def test_a_failed_run_leaves_it_usable(self, tmp_path: Path) -> None:
@@ -477,11 +478,11 @@ class TestResuming:
         module = network()
         breaking(module, at=7)
         keys = (*(keys or self.KEYS), f"hydra.run.dir={folder}", "compute.threads=1")
-        assert command(*keys, model=module, data=data or splits()).error is not None
+        assert command(*keys, model=module, data=data or splits()).errors
         return folder
 
     def resume(self, folder: Path, *overrides: str, **given: Any) -> Any:
-        assert command(f"resume={folder}", *overrides, **given).error is None
+        assert command(f"resume={folder}", *overrides, **given).errors == []
         return open_run(folder)
 
     @pytest.mark.parametrize("shuffles", [False, True])
@@ -552,7 +553,7 @@ class TestResuming:
         bias = "+hooks.b={select: fc, hook: forward, action: add_bias, value: 0.0, trainable: true}"
         folder = tmp_path / "run"
         keys = ("train.epochs=3", "data.batch_size=8", "train.checkpoint.every={steps: 3}", bias)
-        assert command(f"hydra.run.dir={folder}", *keys, model=module, data=splits()).error is not None
+        assert command(f"hydra.run.dir={folder}", *keys, model=module, data=splits()).errors
         assert "fc.b_bias" in dict(module.named_parameters())
         module.fc._forward_hooks.clear()
         self.resume(folder, model=module, data=splits())
