@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +197,15 @@ def test_a_check_that_ends_a_run_is_check_failed(policy: str, status: str) -> No
     assert hookrun.open_run("checked").status["status"] == status
 
 
+@pytest.fixture
+def default_interrupt() -> Iterator[None]:
+    """SIGINT has Python's own handler: a background job ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("default_interrupt")
 def test_an_interrupted_run_can_be_resumed(own_model: Any) -> None:
     typed = [*SHORT, *own_model(TWO_LAYERS.format(third=INTERRUPT_ONCE))]
     error = failure(hookrun.run, None, typed, run_dir="run")
