@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ctypes
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -137,6 +136,8 @@ def _descriptor_apart(out: TextIO | None, error: TextIO) -> Iterator[None]:
     finally:
         if copy is not None:
             Guarded(cast(TextIO, out)).flush()  # what was printed past `sys.stdout`
+            import ctypes  # takes longer than all else here
+
             ctypes.CDLL(None).fflush(None)
             os.dup2(copy, 1)
             os.close(copy)

@@ -5,9 +5,9 @@ What is shown comes from a file of somebody else: names, values, paths. All of i
 
 from __future__ import annotations
 
-import html
 import io
 import sys
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -90,8 +90,9 @@ class View:
 class Shown(Completed):
     """An object that notebooks show as a table; its plain repr is the title with the first rows."""
 
+    @abstractmethod
     def _view(self) -> View:
-        raise NotImplementedError
+        """What is shown of it."""
 
     def __repr__(self) -> str:
         return self._view().as_text()
@@ -102,7 +103,13 @@ class Shown(Completed):
 
 def escaped(value: object, most: int = MOST_OF_A_CELL) -> str:
     """A value as text: beginning and end of a long one, control characters and marks of direction as escapes."""
-    return html.escape(shortened(_text(value), most))
+    return _escape(shortened(_text(value), most))
+
+
+def _escape(text: str) -> str:
+    import html  # which every command would import, and a notebook alone needs
+
+    return html.escape(text)
 
 
 def _text(value: object) -> str:
@@ -133,7 +140,7 @@ _POLICY = (
 
 def framed(page: str) -> str:
     """A whole page inside a notebook: it runs the script that it contains, and may do nothing else."""
-    content = html.escape(f"<!doctype html>{_POLICY}{page}")
+    content = _escape(f"<!doctype html>{_POLICY}{page}")
     style = "width:100%;height:80vh;border:0"
     return f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{content}"></iframe>'
 

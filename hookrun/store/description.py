@@ -27,9 +27,6 @@ from hookrun.store.records import Count, Name, PlannedHookRecord, PlanRecord, ty
 
 T = TypeVar("T")
 
-SUMMARY = "summary"
-"""The key of status.json with the description of a run that has ended."""
-
 MOST_HOOKS = 8
 MOST_SITES = 3
 MOST_LISTED = 100
@@ -115,7 +112,7 @@ def describe(folder: Path) -> tuple[Description, str]:
             return otherwise
         try:
             return read(folder / name)
-        except StoreError as error:
+        except (StoreError, OSError) as error:  # it must not cost a run its last status
             faults.append(str(error))
             return otherwise
 

@@ -11,6 +11,8 @@ from os import PathLike, fspath
 from typing import Any, Literal
 
 STATUS = "status.json"
+SUMMARY = "summary"
+"""The key of status.json with the description of a run that has ended."""
 PLAN = "plan.json"
 ENV = "env.json"
 MODEL = "model.json"

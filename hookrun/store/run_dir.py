@@ -30,7 +30,6 @@ from hookrun.engine.trust import of_environment
 from hookrun.errors import whole_characters
 from hookrun.run.ranks import ALONE, Ranks
 from hookrun.store.captures.shard import index_name, index_names
-from hookrun.store.description import SUMMARY, describe
 from hookrun.store.files import (
     Lines,
     StoreError,
@@ -59,6 +58,7 @@ from hookrun.store.format import (
     PLAN,
     PREDICTIONS,
     STATUS,
+    SUMMARY,
     State,
     decode,
     encode,
@@ -247,6 +247,8 @@ class RunDir:
         if objective is not None:
             record["objective"] = dict(objective)
         if status != "running":
+            from hookrun.store.description import describe
+
             record[SUMMARY] = asdict(describe(self.path)[0])
         if self._manifest and status in ("done", "stopped"):  # a failure at the end adds error.txt
             record["manifest"] = self._manifest

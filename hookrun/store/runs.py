@@ -204,13 +204,14 @@ def _found_at(root: Path, names: Iterable[str]) -> list[RunSummary]:
     """The summaries of the runs of these names in the folder, and of those below folders of these names."""
     found = list[RunSummary]()
     for name in names:
-        folder = root / name
         if name.startswith("."):
             continue
-        is_one = is_run(folder) or not os.access(
-            folder, os.R_OK | os.X_OK
-        )  # what cannot be read is listed as such
-        for path in [folder] if is_one else run_folders(folder):
+        folder = root / name
+        can_be_read = os.access(folder, os.R_OK | os.X_OK)
+        paths: Iterable[Path] = [folder]  # a folder that cannot be read is listed as damaged
+        if can_be_read and not is_run(folder):
+            paths = run_folders(folder)
+        for path in paths:
             found.append(summary_of(path, str(path)[len(str(root)) :].lstrip("/") or root.name))
     return found
 

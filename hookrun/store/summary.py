@@ -11,9 +11,9 @@ from typing import Any
 
 from hookrun.engine.keys import key_of
 from hookrun.errors import printable, shortened
-from hookrun.store.description import MOST_LINE, SUMMARY, Description, and_more, describe
+from hookrun.store.description import MOST_LINE, Description, and_more, describe
 from hookrun.store.files import MissingFile, StoreError
-from hookrun.store.format import STATUS
+from hookrun.store.format import STATUS, SUMMARY
 from hookrun.store.records import Status, checked, read_record
 from hookrun.store.run_dir import cut_off
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -76,6 +77,16 @@ def test_a_run_of_an_earlier_version_has_its_summary(tmp_path: Path) -> None:
     assert summary_of(path) == kept
     change(path, summary={"hooks": "not a list"})
     assert summary_of(path) == kept, "what is not valid is read again"
+
+
+def test_a_disk_that_fails_costs_no_last_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: Path) -> dict[str, float]:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("hookrun.store.description.last_metrics", fail)
+    path = made_run(tmp_path / "run", "experiment=clip_fc", metrics=METRICS)
+    assert summary_of(path).status == "done"
+    assert summary_of(path).experiment == "clip_fc"
 
 
 def test_a_kept_summary_needs_no_other_file(tmp_path: Path) -> None:
