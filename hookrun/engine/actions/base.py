@@ -167,6 +167,10 @@ class Action(Section):
         It may be called millions of times, so compute here whatever does not change between calls.
         """
 
+    def halves(self, site: HookSite) -> Halves | None:
+        """The same as `build` gives, for an observer that a compiled graph can contain; None for any other action."""
+        return None
+
     @property
     def any_dtype(self) -> bool:
         """Whether the action also takes integer and boolean tensors. By default it gets floating-point tensors only."""
@@ -290,6 +294,18 @@ class Measured:
     x: Tensor
     of: tuple[str, ...]
     now: Callable[[Tensor, bool], dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Halves:
+    """An observer in two halves, of which a compiled graph can contain the first one.
+
+    measure: tensor -> [n] float64; a function of tensors alone, which can be traced
+    report:  those numbers -> what follows from them, while the clock is still at the step in which they were measured
+    """
+
+    measure: Callable[[Tensor], Tensor]
+    report: Callable[[Tensor], None]
 
 
 class Keeper(Protocol):

@@ -51,6 +51,7 @@ class Clock:
                   set before `step`
     passes:       which tokens the calls of the model compute; None where no hook has `tokens`
     in_graphs:    tensors [] that compiled graphs read, each with a function that returns its present value
+    ending:       called at the end of each step, before its number changes, and when the hooks are removed
 
     In a user's own loop the steps of the first optimizer that steps the model's parameters are counted, until the
     first call of `advance`; in a recorded loop without either, its forwards are (`count_batch`).
@@ -60,6 +61,7 @@ class Clock:
         self.model = model
         self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self.in_graphs = list[tuple[Tensor, Callable[[], float]]]()
+        self.ending = list[Callable[[], None]]()
         self._step = 0
         self._epoch = 0
         self.training_at: int | None = None
@@ -111,12 +113,18 @@ class Clock:
         for number, now in self.in_graphs:
             number.fill_(now())
 
+    def end_step(self) -> None:
+        """What is done at the end of the step; a second call in the same step finds nothing to do."""
+        for end in self.ending:
+            end()
+
     def advance(self) -> None:
         """End the current step. From now on the loop ends each step by this method, and optimizers are ignored."""
         counted_already = self._optimizer is not None and not self._counted_by_hand
         self._counted_by_hand = True
         self._uncount_batches()
         if not counted_already:
+            self.end_step()
             self.step += 1
 
     def count_batch(self, module: nn.Module) -> None:
@@ -132,6 +140,7 @@ class Clock:
         elif self.model.training and is_grad_enabled() and self._is_optimized:
             self._uncount_batches()
         elif id(module) in self._in_batch:
+            self.end_step()
             self.step += 1
             self._in_batch.clear()
         self._in_batch.add(id(module))
@@ -167,6 +176,7 @@ class Clock:
             self._optimizer = ref(optimizer)
             self._uncount_batches()
         if self._optimizer() is optimizer:
+            self.end_step()
             self.step += 1
 
     def tokens(self) -> Pass | None:

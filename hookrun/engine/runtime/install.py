@@ -175,7 +175,11 @@ class Installation(Shown):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._remove()
+        try:
+            if kind is None:
+                self.clock.end_step()
+        finally:
+            self._remove()
         if not self._standalone or kind is not None:
             return
         fired = any(site.firings for site in self.sites if site.hook_type.phase != "installation")
