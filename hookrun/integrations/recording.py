@@ -295,6 +295,7 @@ class Recording(Installation):
             self.sink.settle,
             run_dir.flush,
             lambda: run_dir.write(HOOKS, hook_facts(self)),
+            lambda: run_dir.write_folds(self.folds),
             run_dir.close,
         )
         try:

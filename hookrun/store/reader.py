@@ -20,6 +20,7 @@ from hookrun.data.samples import IGNORED
 from hookrun.data.settings import Data
 from hookrun.engine.collector import collector_paused
 from hookrun.engine.html import Shown, View
+from hookrun.engine.values.folding import Folded
 from hookrun.errors import HookrunError, Lookup, listed
 from hookrun.store.captures.read import (
     Leaf,
@@ -32,6 +33,7 @@ from hookrun.store.captures.shard import index_names, read_index
 from hookrun.store.captures.tensor_file import Chunks, write_tensors
 from hookrun.store.config.stored import data_used, read_yaml
 from hookrun.store.files import StoreError, by_number, os_reason, read_whole, replacing
+from hookrun.store.folds import read_folds
 from hookrun.store.format import (
     CAPTURES,
     CONFIG,
@@ -169,6 +171,14 @@ class Run(Shown):
         Any name of a module may be used.
         """
         return self._captures(CAPTURES)
+
+    @cached_property
+    def folds(self) -> Lookup[Lookup[Folded]]:
+        """Hook -> module -> what the action `fold` has accumulated: `mean`, `cov`, `quantiles`, `top`, `labels`.
+
+        Any name of a module may be used. StoreError if folds.safetensors is damaged.
+        """
+        return read_folds(self.path, self._stored_as)
 
     @cached_property
     def samples(self) -> SampleTable:
@@ -402,12 +412,17 @@ class Run(Shown):
 
     def _captures(self, name: str) -> Lookup[Lookup[Leaf]]:
         folder = self.path / name
+        with collector_paused():
+            return read_captures(folder, read_index(folder), self._stored_as, self.samples)
+
+    @property
+    def _stored_as(self) -> dict[str, str]:
+        """Every name of a hooked module -> its path."""
         stored_as = dict[str, str]()
         for hook in self.plan.get("hooks", []):
             for target in hook.get("targets", []):
                 stored_as |= dict.fromkeys(target.get("names", []), target["path"])
-        with collector_paused():
-            return read_captures(folder, read_index(folder), stored_as, self.samples)
+        return stored_as
 
 
 def open_run(path: str | os.PathLike[str]) -> Run:

@@ -72,6 +72,7 @@ from hookrun.version import __version__
 
 if TYPE_CHECKING:
     from hookrun.store.captures.write import CaptureWriter
+    from hookrun.store.folds import Folds
     from hookrun.store.states.files import SavedState
 
 
@@ -405,6 +406,13 @@ class RunDir:
         with replacing(self.path / PICTURES, flushes_folder=False) as file:
             file.write("".join(f"{json.dumps(line)}\n" for line in lines).encode())
         self.wrote(self.path / PICTURES)
+
+    def write_folds(self, folds: Folds) -> None:
+        """Write folds.safetensors anew, if there are any. StoreError if that fails."""
+        from hookrun.store.folds import write_folds
+
+        if folds and self.ranks.is_main:
+            self.wrote(write_folds(self.path, folds))
 
     @property
     def captures(self) -> CaptureWriter:

@@ -111,6 +111,15 @@ class FakeSite:
     def register_state(self, own: Any) -> None:
         """Does nothing: no state is saved."""
 
+    def register_fold(self, folding: Any) -> None:
+        """Does nothing: what is accumulated goes into `kept`."""
+
+    def channels(self, rows: Tensor, dim: int | None) -> tuple[int, str]:
+        return 1, ""
+
+    def accumulate(self, values: Tensor, units: Sequence[int], places: Sequence[int], text: str) -> None:
+        self.kept.append(values)
+
     def drawn(self, like: Tensor, fill: Callable[[Tensor, Generator], Tensor]) -> Tensor:
         return fill(torch.empty_like(like), self.generator(like))
 

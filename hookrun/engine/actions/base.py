@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from hookrun.engine.actions.fields import Keep
     from hookrun.engine.actions.values import InlineFunction
     from hookrun.engine.trust.load import Trusted
+    from hookrun.engine.values.folding import Folding
     from hookrun.engine.values.host_copies import HostCopy
 
 Edit = Callable[[Any], Any]
@@ -146,8 +147,8 @@ class Action(Section):
     scope:       what the built function gets at each firing: `tensor`, each floating-point tensor (or the target) by
                  itself; `value`, the whole value; `together`, all its tensors as a list (on optimizer hooks those of
                  all selected parameters), for which it returns a list; `module`, the module
-    uses:        the members `args`, `generator`, `drawn`, `flipped` and `keep` of the site that it uses; for random
-                 numbers by `drawn` or `flipped` a row gets the same ones with several ranks as with one
+    uses:        the members `args`, `generator`, `drawn`, `flipped`, `keep` and `fold` of the site that it uses; for
+                 random numbers by `drawn` or `flipped` a row gets the same ones with several ranks as with one
     does:        what else it does. `freeze`: its modules' parameters require no gradient afterwards; `skip`: its
                  module's forward is not called; `stop`: nothing after its module is computed; `pack`: a saved tensor
                  is stored in another form, whole
@@ -199,6 +200,16 @@ class Action(Section):
     def acts_on_call(self) -> bool:
         """Whether it acts on the call of its module, not on a value."""
         return self.does in ("skip", "stop")
+
+    @property
+    def folds(self) -> bool:
+        """Whether it accumulates over the whole run."""
+        return "fold" in self.uses
+
+    @property
+    def by_label(self) -> bool:
+        """Whether it needs the label of each sample."""
+        return False
 
     @property
     def works_by_sample(self) -> bool:
@@ -444,7 +455,30 @@ class ActionModule(Protocol):
         """The positional arguments of the current module call."""
 
 
-class HookSite(ActionValues, ActionDraws, ActionRecords, ActionModule, Protocol):
+class ActionFolds(Protocol):
+    """What an action accumulates over the whole run, which states and the end of the run keep."""
+
+    def register_fold(self, folding: Folding) -> None:
+        """Name what `accumulate` adds to."""
+
+    def channels(self, rows: Tensor, dim: int | None) -> tuple[int, str]:
+        """Which dimension of the rows that the action is given has the channels, and how a plan says it.
+
+        dim: the dimension of the value as the module has it; None: the one that follows from its form
+
+        ValueError if it has no such dimension, or if it could be any of several.
+        """
+
+    def accumulate(self, values: Tensor, units: Sequence[int], places: Sequence[int], text: str) -> None:
+        """Add a row for each sample, or under `tokens` for each token. ValueError for other units than before.
+
+        values: [R, U, P], the rows that the action is given, in their order
+        units, places: the sizes of the dimensions of the value that U and P stand for
+        text:   what a plan says of the units
+        """
+
+
+class HookSite(ActionValues, ActionDraws, ActionRecords, ActionModule, ActionFolds, Protocol):
     """One hook at one module or parameter, as its action sees it in `build` and in each firing.
 
     hook_name, hook_type: of the hook

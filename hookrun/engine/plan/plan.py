@@ -44,6 +44,7 @@ class Match:
     matched_parameters: on `apply`: the parameters of the module that were matched; empty: the module itself was
     batch:       which dimensions of the tensors that the hook sees follow the batch; None: not known
     captured:    the same of the tensors that it captures, where these are not what it sees
+    note:        what the action says of what it sees there; ``""``: nothing
     """
 
     path: str
@@ -57,6 +58,7 @@ class Match:
     matched_parameters: tuple[str, ...] = ()
     batch: Followers | None = field(default=None, hash=False)
     captured: Followers | None = field(default=None, hash=False)
+    note: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for plan.json."""
@@ -73,6 +75,8 @@ class Match:
             plain["own"] = list(self.matched_parameters)
         if self.batch is not None:
             plain["batch"] = {path: list(dims) for path, dims in self.batch.items()}
+        if self.note:
+            plain["note"] = self.note
         return plain
 
 

@@ -186,6 +186,12 @@ def _hook_notes(hook: PlannedHook, samples: int | None, acting_on_calls: Sequenc
     for key, values in hook.values.items():
         if values:
             yield _value_note(hook, key, values)
+    noted = defaultdict[str, list[str]](list)
+    for match in hook.matches:
+        noted[match.note].append(match.path or "(root)")
+    for note, paths in noted.items():
+        if note:
+            yield f"{name}: {note}, on {listed(paths, SHOWN)}"
     missed = [match.path or "(root)" for match in hook.matches if match.called is False]
     if missed:
         under = f" under {listed(acting_on_calls, SHOWN)}" if acting_on_calls else ""

@@ -561,8 +561,9 @@ def _seen(
     sizes: how many samples the two batches have; None: not known
     """
     shape = shapes.get((match.path, _sees_arguments(hook)))
-    match = replace(match, shape=shape, called=shape is not None)
     place = hook.spec.name, match.path
+    note = findings.notes.get(place, "")
+    match = replace(match, shape=shape, called=shape is not None, note=note)
     firings = findings.captured.get(place)
     if firings is None:
         return match
@@ -606,6 +607,7 @@ class TrialSink(Sink):
     problems: (hook, what failed) -> the paths where it failed
     captured: (hook, path) -> the fake tensors of each of its firings, by their path in the value
     captured_of_larger: the same for the larger batch, while and after that runs; problems are then not collected
+    notes:    (hook, path) -> what the plan says of the hook there
     without:  (hook, path) -> why the user's own function cannot run without data; its value passed unchanged
     """
 
@@ -613,6 +615,7 @@ class TrialSink(Sink):
     problems: dict[tuple[str, str], list[str]] = field(default_factory=dict)
     captured: dict[tuple[str, str], list[dict[str, Tensor]]] = field(default_factory=dict)
     captured_of_larger: dict[tuple[str, str], list[dict[str, Tensor]]] | None = None
+    notes: dict[tuple[str, str], str] = field(default_factory=dict)
     without: dict[tuple[str, str], str] = field(default_factory=dict)
     _measured: set[tuple[Any, ...]] = field(default_factory=set)
 
@@ -663,6 +666,10 @@ class TrialSink(Sink):
             return new
 
         return guarded
+
+    def note(self, site: HookSite, text: str) -> None:
+        """Remember the first note of a site."""
+        self.notes.setdefault((site.hook_name, site.path), text)
 
     def fail(self, site: HookSite, what: str) -> None:
         """Add the failure of a hook at a site, each different failure once."""

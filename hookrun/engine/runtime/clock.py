@@ -45,6 +45,7 @@ class Clock:
     is_dummy_pass: this rank has no rows of the current batch and runs the pass only because collective operations need
                   every rank, or the task runs it for itself: nothing is observed, and no gradient is edited
     samples:      the sample numbers of the current batch, [B] int64; None: not known
+    labels:       the labels of the current batch, [B] int64; None: not known
     matching:     hook name -> [B] bool: the samples of the current batch that meet its `when.data`; empty: not known
     population:   how many samples the run can reach, from which their numbers come; None: not known
     training_at:  the step of the training in which the steps of an evaluation are counted; None: outside of one. To be
@@ -74,6 +75,7 @@ class Clock:
         self.rows: RowsOfRank | None = None
         self.is_dummy_pass = False
         self.samples: Tensor | None = None
+        self.labels: Tensor | None = None
         self.matching: Mapping[str, Tensor] = {}
         self.population: int | None = None
         self.passes: Sequences | None = None

@@ -29,6 +29,7 @@ from hookrun.engine.runtime.sinks import Sink
 from hookrun.engine.runtime.site import HookSite
 from hookrun.engine.runtime.tokens.calls import CallTokens
 from hookrun.engine.runtime.wiring import ReplaceOp, Wiring
+from hookrun.engine.values.folding import Folded
 from hookrun.engine.values.tensors import whole_numbers
 from hookrun.errors import (
     CompileError,
@@ -218,6 +219,22 @@ class Installation(Shown):
         }
 
     @property
+    def folds(self) -> Mapping[str, Mapping[str, Folded]]:
+        """Hook name -> module path -> what `fold` has accumulated so far, on this rank."""
+        found = dict[str, Mapping[str, Folded]]()
+        for hook in self.plan.hooks:
+            if hook.spec.action.folds:
+                name = hook.spec.name
+                results = {
+                    site.path: site.fold.result()
+                    for site in self.sites
+                    if site.hook_name == name and site.fold
+                }
+                seen = {path: result for path, result in results.items() if result is not None}
+                found[name] = Lookup("module", f"the folds of {name!r}", seen, hook.aliases)
+        return Lookup("hook", "the folds", found)
+
+    @property
     def records(self) -> list[dict[str, Any]]:
         """The records of print, stats, check and flip_bits, in order; empty where the sink writes them to disk."""
         return self.sink.records if isinstance(self.sink, Memory) else []
@@ -396,6 +413,23 @@ class Installation(Shown):
                 f"samples: found {found}, expected [B] whole numbers from 0, one for each sample of the batch"
             )
         self.clock.samples = samples
+
+    @property
+    def labels(self) -> Tensor | None:
+        """The labels [B] of the samples of the current batch, for `fold` with `by: label`; None: not known.
+
+        Setting anything but whole numbers in one dimension raises HookrunError.
+        """
+        return self.clock.labels
+
+    @labels.setter
+    def labels(self, labels: Tensor | Sequence[int] | None) -> None:
+        numbers = None if labels is None else whole_numbers(labels)
+        if labels is not None and (numbers is None or numbers.dim() != 1):
+            raise HookrunError(
+                f"labels: found {labels!r:.80}, expected [B] whole numbers, one for each sample"
+            )
+        self.clock.labels = numbers
 
     def tokens(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> None:
         """Set the tokens of the model's next call, for hooks with `tokens`; call it before each batch.

@@ -51,6 +51,9 @@ class Sink:
         """A site cannot do what its hook asks for: raises HookError that names both; a trial run notes it."""
         raise HookError(f"{site.where}: {what}")
 
+    def note(self, site: Any, text: str) -> None:
+        """What a plan says of a site, as a trial run shows it."""
+
     def guard(self, site: Any, op: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """The op of a site, whose exceptions end the run; in a trial run a version that notes them."""
         return op

@@ -17,13 +17,14 @@ from hookrun.engine.runtime.checkpointing import repeating
 from hookrun.engine.runtime.faults import Draw, Faulty
 from hookrun.engine.runtime.part import TensorPart
 from hookrun.engine.runtime.rng import derived_seed
+from hookrun.engine.runtime.site_folds import SiteFolds
 from hookrun.engine.runtime.site_module import SiteModule
 from hookrun.engine.runtime.site_records import SiteRecords
 from hookrun.engine.runtime.site_values import SiteValues
 from hookrun.errors import HookError, reason
 
 
-class HookSite(SiteRecords, SiteValues, SiteModule):
+class HookSite(SiteRecords, SiteValues, SiteModule, SiteFolds):
     """One hook at one module or parameter, see `hookrun.engine.actions.base`; each installation creates new ones.
 
     fired:     how often the hook fired here (its schedule let it through)
@@ -126,9 +127,12 @@ class HookSite(SiteRecords, SiteValues, SiteModule):
         counts = (self.fired, self.idle, self.changed, self.total)
         in_graphs = self.fired_in_graphs
         before = None if in_graphs is None else in_graphs.clone()
+        was_counted = self.is_counted
+        self.is_counted = False
         try:
             yield
         finally:
+            self.is_counted = was_counted
             self.fired, self.idle, self.changed, self.total = counts
             if in_graphs is not None and before is not None:
                 in_graphs.copy_(before)
@@ -147,6 +151,8 @@ class HookSite(SiteRecords, SiteValues, SiteModule):
         }
         if self.by_step:
             state["by_step"] = list(self.by_step)
+        if self.fold is not None:
+            state["fold"] = self.fold.state_dict()
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -163,6 +169,8 @@ class HookSite(SiteRecords, SiteValues, SiteModule):
             self.fired += state["in_graphs"]
         else:
             self.fired_in_graphs.fill_(state["in_graphs"])
+        if self.fold is not None and "fold" in state:
+            self.fold.load_state_dict(state["fold"])
         # for another plan there may be more or fewer states than objects
         for own, held in zip(self._held, state["held"], strict=False):
             self._of_object(own, "load_state_dict", held)

@@ -433,9 +433,10 @@ def _lies_elsewhere(module: nn.Module, kind: HookType) -> bool:
 
 
 def _needs_calls(hook: PlannedHook) -> bool:
-    """Whether the calls are followed: a recomputation is identified by them, a value is of the same forward."""
+    """Whether the calls are followed: a recomputation is identified by them, values are of the same forward."""
     spec = hook.spec
     draws = spec.draws_in_forward
     if draws and hook.functions and spec.keys.when.probability == 1:
         draws = may_draw(hook.functions.values())
-    return draws or spec.keys.tokens is not None or bool(passed_on([hook]))
+    numbers_samples = spec.action.folds and spec.hook_type.phase == "forward"
+    return draws or numbers_samples or spec.keys.tokens is not None or bool(passed_on([hook]))

@@ -90,6 +90,14 @@ class Batch:
         return self.target if self.target.dim() else self.target[None]
 
     @property
+    def classes(self) -> Tensor | None:
+        """[B] int64 on the CPU, the label of each sample; None if the targets are not labels."""
+        labels = self.labels
+        if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.shape != self.ids.shape:
+            return None
+        return labels.long()
+
+    @property
     def spans(self) -> Mapping[str, Tensor]:
         """For sequences of tokens: name -> [B, 2] int64 on the CPU, first position and end; see `Samples.spans`."""
         return self.data.spans(self.ids)

@@ -109,6 +109,7 @@ class RunContext:
         self._noted = set[str]()  # notes on metrics that were shown
         self._may_stop = False
         self._names_spans = False
+        self._needs_labels = False
         self._of_data = dict[str, Wanted]()  # hook -> the values in fields of samples for which it acts
         for hook in self.prepared.plan.hooks:
             keys = hook.spec.keys
@@ -118,6 +119,8 @@ class RunContext:
                 self._names_spans = True
             if keys.when.data is not None:
                 self._of_data[hook.spec.name] = keys.when.data
+            if hook.spec.action.by_label:
+                self._needs_labels = True
 
     @property
     def stopped(self) -> bool:
@@ -167,6 +170,8 @@ class RunContext:
             clock.rows = None if clock.is_dummy_pass else RowsOfRank(mine, batch.whole)
         if self._names_spans:
             self.hooks.spans = batch.spans
+        if self._needs_labels:
+            clock.labels = batch.classes
         clock.matching = {name: batch.matches(wanted) for name, wanted in self._of_data.items()}
 
     @contextmanager

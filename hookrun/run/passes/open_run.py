@@ -26,7 +26,14 @@ from hookrun.run.experiment.sharding import shard
 from hookrun.run.passes.context import RunContext
 from hookrun.run.passes.endings import ending, hook_facts, hook_lines, in_this_process, model_facts
 from hookrun.run.passes.loggers import LoggedRun, Loggers
-from hookrun.run.passes.over_ranks import RANKS, bytes_of_all, counts_of_all, effects_of_all, left_out
+from hookrun.run.passes.over_ranks import (
+    RANKS,
+    bytes_of_all,
+    counts_of_all,
+    effects_of_all,
+    folds_of_all,
+    left_out,
+)
 from hookrun.run.passes.progress import Screen
 from hookrun.run.passes.resuming import Resuming
 from hookrun.run.passes.sink import RunSink
@@ -124,6 +131,7 @@ def _perform(context: RunContext, perform: Callable[[RunContext], None]) -> None
         with in_this_process():
             perform(context)
         context.write_records()
+        run_dir.write_folds(folds_of_all(hooks, ranks))
         if ranks.several:
             effects_of_all(hooks, ranks)
             bytes_of_all(sink.bytes, sink.rank_local_hooks, ranks)

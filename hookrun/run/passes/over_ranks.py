@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from hookrun.engine.runtime import Installation
+from hookrun.engine.values.folding import Folded, Folding, Wanted
 from hookrun.errors import listed
 from hookrun.run.passes.average import Average
 from hookrun.run.passes.step_changes import summed
@@ -83,6 +84,42 @@ def effects_of_all(hooks: Installation, ranks: Ranks) -> None:
     for place, site in enumerate(sites):
         site.fired = fired[2 * place]
         site.idle = site.fired - fired[2 * place + 1]
+
+
+def folds_of(hooks: Installation, states: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Folded]]:
+    """Hook -> module -> what its fold has accumulated on all ranks.
+
+    states: of each rank, with `sites` as in `Installation.state_dict`
+    """
+    found = dict[str, dict[str, Folded]]()
+    for site in hooks.sites:
+        if site.fold is None:
+            continue
+        of_ranks = [state["sites"][site.hook_name][site.path]["fold"] for state in states]
+        result = _joined(of_ranks, site.fold.wanted).result()
+        if result is not None:
+            found.setdefault(site.hook_name, {})[site.path] = result
+    return found
+
+
+def folds_of_all(hooks: Installation, ranks: Ranks) -> dict[str, dict[str, Folded]]:
+    """The same at this moment; every rank calls it."""
+    sites = dict[str, dict[str, Any]]()
+    for site in hooks.sites:
+        if site.fold is not None:
+            sites.setdefault(site.hook_name, {})[site.path] = {"fold": site.fold.state_dict()}
+    mine = {"sites": sites}
+    return folds_of(hooks, gathered_trees(ranks, mine) if ranks.several and sites else [mine])
+
+
+def _joined(states: Iterable[Mapping[str, Any]], wanted: Wanted) -> Folding:
+    """What was accumulated in several states of a fold together."""
+    whole = Folding(wanted)
+    for state in states:
+        part = Folding(wanted)
+        part.load_state_dict(state)
+        whole.include(part)
+    return whole
 
 
 def bytes_of_all(counted: Counter[str], rank_local: Collection[str], ranks: Ranks) -> None:
@@ -207,6 +244,9 @@ def _hooks_of_all(
                 merged.pop("by_step", None)
                 if by_step and ranks.is_main:
                     merged["by_step"] = by_step
+                if "fold" in merged:
+                    folds = [each["fold"] for each in of_ranks if ranks.is_main]
+                    merged["fold"] = _joined(folds, Wanted()).state_dict()
             sites[hook][path] = merged
     return {
         **main,

@@ -26,7 +26,7 @@ from hookrun.run.experiment.prepared import Prepared
 from hookrun.run.experiment.session import generator_states, lost_generators, set_generators
 from hookrun.run.experiment.task import Ready
 from hookrun.run.passes.average import Average
-from hookrun.run.passes.over_ranks import RANKS, for_rank, gathered_trees, with_sums
+from hookrun.run.passes.over_ranks import RANKS, folds_of, for_rank, gathered_trees, with_sums
 from hookrun.signals import Interrupted, pending
 from hookrun.store.background import INTERVAL, Background
 from hookrun.store.captures.tensor_file import dtype_name
@@ -172,6 +172,8 @@ class Resuming:
                     values, tensors = flatten(tree)
                     write = partial(self._write, f'{self._about[:-1]}, "at": {at}}}', values)
                     self.writer.write(CHECKPOINTS, tensors, write, soon=in_background)
+                    states = [state["hooks"] for state in tree[RANKS]]
+                    self._run_dir.write_folds(folds_of(self._hooks, states))
         except NotPlain as error:
             raise HookrunError(
                 f"a resumable state of the run cannot be saved: {error}; train.checkpoint.every=null saves no states"

@@ -1,0 +1,133 @@
+"""What a hook accumulates over the whole run at one module: which samples, tokens and labels its rows belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import torch
+from torch import Tensor
+
+from hookrun.engine.actions.base import TokenRows
+from hookrun.engine.plan.table import size
+from hookrun.engine.runtime.site_place import SitePlace
+from hookrun.engine.values.containers import readable
+from hookrun.engine.values.folding import MOST_BYTES, Folding, SeenRows, keys_of
+from hookrun.engine.values.tensors import on_device
+
+
+class SiteFolds(SitePlace):
+    """The fold at one module; see actions/base.py.
+
+    fold:       what it has accumulated; None: the action accumulates nothing
+    is_counted: False while firings are not counted
+    """
+
+    fold: Folding | None = None
+    is_counted = True
+    _folded: str | None = None
+
+    def register_fold(self, folding: Folding) -> None:
+        self.fold = folding
+
+    def channels(self, rows: Tensor, dim: int | None) -> tuple[int, str]:
+        of_tokens = self._token_dims()
+        dims = rows.dim() + len(of_tokens)
+        batch = self.batch.of(self.current.path) or 0
+        order = [batch, *(place for place in range(dims) if place != batch)]
+        taken = [place % dims for place in of_tokens]
+        places = [order[place] for place in range(1, dims) if place not in taken]
+        shape = list(rows.movedim(0, batch).shape) if not of_tokens else list(rows.shape)
+        if dim is not None:
+            found = dim % dims if -dims <= dim < dims else dims
+            if found not in places:
+                raise ValueError(f"the value {shape} does not have a dimension {dim} of channels")
+        elif len(places) == 1 or (len(places) > 2 and not of_tokens):
+            found = places[0]
+        elif not places:
+            raise ValueError(f"the value {shape} has one number in a row and no channels: use per: element")
+        else:
+            hint = "" if of_tokens else ", or tokens: all for a sequence"
+            text = " or ".join(map(str, places))
+            raise ValueError(
+                f"the channels of a value {shape} may be dimension {text}: say which one by `dim`{hint}"
+            )
+        row_dim = places.index(found) + 1
+        if of_tokens:
+            return row_dim, f"channels: dimension {found}, {rows.shape[row_dim]} for each token"
+        return row_dim, f"channels: dimension {found} of {shape}"
+
+    def _token_dims(self) -> tuple[int, ...]:
+        """The dimensions along which `tokens` selects, with the batch as dimension 0."""
+        tokens = self.spec.keys.tokens
+        if tokens is None:
+            return ()
+        if not tokens.on_pattern:
+            return (1 if tokens.dim is None else tokens.dim,)
+        axes = ((tokens.query, -2), (tokens.key, -1))
+        return tuple(dim for axis, dim in axes if axis is not None)
+
+    def accumulate(self, values: Tensor, units: Sequence[int], places: Sequence[int], text: str) -> None:
+        assert self.fold is not None
+        needed = self.fold.wanted.size(prod(units))
+        if needed > MOST_BYTES:
+            raise ValueError(
+                f"it would hold {size(needed)} for {prod(units):,} units, at most {size(MOST_BYTES)}: select some of "
+                "them by `index`, or ask for less in `of`"
+            )
+        path = self.current.path
+        if self._folded not in (None, path):
+            raise ValueError("the value holds several tensors: name one with `target`")
+        self._folded = path
+        if not self.has_values:
+            self.sink.note(self, f"{text}; holds {size(needed)}")
+            return
+        plain = readable(values)
+        if plain is None or not self.is_counted or self.clock.is_dummy_pass or not values.numel():
+            return  # without data the model is being traced
+        if plain is not values:
+            raise ValueError("it cannot accumulate inside a transform of torch.func: fold outside of it")
+        rows = self._rows_seen(len(values))
+        device = values.device
+        positions = None
+        if self.spec.keys.tokens is not None:
+            positions = on_device(rows.positions, device)
+        keys = on_device(keys_of(rows.numbers, self.sink.split), device)
+        labels = self._labels_of(rows.samples) if self.spec.action.by_label else None
+        self.fold.add(SeenRows(values, keys, positions), units, places, labels)
+
+    def _rows_seen(self, count: int) -> TokenRows:
+        """The sample of each row that the action is given, and under `tokens` its token."""
+        current = self.current
+        matching = current.matching
+        if self.spec.keys.tokens is not None and current.chosen is not None:
+            rows = current.chosen.rows
+            return rows if matching is None else rows.at(matching)
+        samples = self.clock.samples if self.clock.samples is not None else self.sink.counted
+        places = torch.arange(count, device="cpu") if matching is None else matching
+        if samples is None:
+            if matching is not None:
+                raise ValueError(
+                    "it is not known which samples these are: set hooks.samples before each batch"
+                )
+            samples = self._numbered(count)
+        elif matching is None and len(samples) != count:
+            raise ValueError(f"the value has {count} rows, and the batch has {len(samples)} samples")
+        numbers = samples[places]
+        return TokenRows(places, numbers, numbers, numbers)
+
+    def _numbered(self, count: int) -> Tensor:
+        """The numbers of rows that nobody has numbered: on from those of the last forward."""
+        assert self.fold is not None
+        if self.call == 0:
+            self.fold.rows += count
+        return torch.arange(self.fold.rows - count, self.fold.rows, device="cpu")
+
+    def _labels_of(self, places: Tensor) -> Tensor:
+        """[R] int64: the label of the sample of each row."""
+        labels = self.clock.labels
+        if labels is None:
+            raise ValueError(
+                "by: label: the batch has no label for each sample; in a loop of your own set hooks.labels before it"
+            )
+        return labels[places]
