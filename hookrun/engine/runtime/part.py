@@ -23,6 +23,9 @@ from hookrun.engine.values.tensors import holds_data, ordinary_tensors
 class TensorPart(ABC):
     """The part of each tensor that a hook acts on."""
 
+    token_dims: Sequence[int] = ()
+    """The dimensions along which `tokens` selects positions, with the batch as dimension 0."""
+
     @abstractmethod
     def find(self, tensor: Tensor) -> tuple[Tensor, Any]:
         """A view of the tensor, and the index of the part in it. Raises IndexError or ValueError if there is none."""
@@ -54,6 +57,7 @@ class PartOfPart(TensorPart):
     def __init__(self, outer: TensorPart, inner: TensorPart) -> None:
         self._outer = outer
         self._inner = inner
+        self.token_dims = inner.token_dims
 
     def find(self, tensor: Tensor) -> tuple[Tensor, Any]:
         """A view of the outer part, and the index of the inner part in it."""
@@ -354,7 +358,7 @@ def _text(counts: Sequence[int]) -> str:
 class TokensPart(TensorPart):
     """The selected positions of a tensor with a sequence dimension, as rows [N, ...].
 
-    dims: the dimensions along which positions are selected, with the batch first: one, or two for attention patterns
+    token_dims: one, or two for attention patterns
     """
 
     def __init__(self, rule: Rule, current: CurrentCall) -> None:
@@ -363,16 +367,16 @@ class TokensPart(TensorPart):
         tokens = rule.tokens
         if tokens.on_pattern:
             axes = ((tokens.query, -2), (tokens.key, -1))
-            self.dims = tuple(dim for axis, dim in axes if axis is not None)
+            self.token_dims = tuple(dim for axis, dim in axes if axis is not None)
         else:
-            self.dims = (tokens.dim if tokens.dim is not None else 1,)
+            self.token_dims = (tokens.dim if tokens.dim is not None else 1,)
 
     def find(self, tensor: Tensor) -> tuple[Tensor, Any]:
         """The tensor with the position dimensions right after the first one, and the indices of the N positions."""
         indices = self.chosen(tensor).on(tensor.device)
-        if self.dims == (1,):
+        if self.token_dims == (1,):
             return tensor, indices
-        return tensor.movedim(self.dims, tuple(range(1, len(self.dims) + 1))), indices
+        return tensor.movedim(self.token_dims, tuple(range(1, len(self.token_dims) + 1))), indices
 
     def nothing_of(self, tensor: Tensor) -> bool:
         """Whether the current pass computes none of the positions."""
@@ -399,9 +403,9 @@ class TokensPart(TensorPart):
                 f"tokens: query and key are the last two dimensions of an attention pattern, and the tensor has "
                 f"shape {list(shape)}"
             )
-        if len(shape) <= self.dims[0]:
+        if len(shape) <= self.token_dims[0]:
             raise ValueError(
-                f"tokens: the tensor of shape {list(shape)} does not have a dimension {self.dims[0]}; name another one "
+                f"tokens: the tensor of shape {list(shape)} does not have a dimension {self.token_dims[0]}; name another one "
                 "with `dim`, or the tensor with `target`"
             )
         if shape[0] != tokens_of_call.rows:
@@ -409,7 +413,7 @@ class TokensPart(TensorPart):
                 f"tokens: the tensor of shape {list(shape)} does not have a row for each of the {tokens_of_call.rows} "
                 "sequences of the call; name the tensor with `target`"
             )
-        sizes = tuple(shape[-2:]) if on_pattern else (shape[self.dims[0]],)
+        sizes = tuple(shape[-2:]) if on_pattern else (shape[self.token_dims[0]],)
         chosen = self._rule.choose(tokens_of_call, sizes, self._current.clock.samples)
         self._current.chosen = chosen
         return chosen
@@ -434,10 +438,10 @@ def part_of(
     if keys.tokens is not None:
         tokens = TokensPart(Rule(keys.tokens, once, hook.texts), current)
     if keys.heads is not None:
-        not_dim = -1 if tokens is None else tokens.dims[0]
+        not_dim = -1 if tokens is None else tokens.token_dims[0]
         parts.append(HeadsPart(keys.heads, hook.heads[path], not_dim, lambda: dims.of(current.path)))
     if keys.index is not None:
-        whole = () if tokens is None else tokens.dims
+        whole = () if tokens is None else tokens.token_dims
         parts.append(Part(keys.index, in_order=spec.hook_type.batch and action.captures, whole=whole))
     if spec.needs_batch and (keys.index is not None or not dims.is_first):
         inner = reduce(PartOfPart, parts) if parts else None

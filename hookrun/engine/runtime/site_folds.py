@@ -31,41 +31,26 @@ class SiteFolds(SitePlace):
         self.fold = folding
 
     def channels(self, rows: Tensor, dim: int | None) -> tuple[int, str]:
-        of_tokens = self._token_dims()
-        dims = rows.dim() + len(of_tokens)
+        of_tokens = () if self.part is None else self.part.token_dims
         batch = self.batch.of(self.current.path) or 0
+        dims = rows.dim() + len(of_tokens)
         order = [batch, *(place for place in range(dims) if place != batch)]
-        taken = [place % dims for place in of_tokens]
-        places = [order[place] for place in range(1, dims) if place not in taken]
-        shape = list(rows.movedim(0, batch).shape) if not of_tokens else list(rows.shape)
+        taken = [0, *(place % dims for place in of_tokens)]
+        others = [order[place] for place in range(dims) if place not in taken]  # as the module has them
         if dim is not None:
-            found = dim % dims if -dims <= dim < dims else dims
-            if found not in places:
-                raise ValueError(f"the value {shape} does not have a dimension {dim} of channels")
-        elif len(places) == 1 or (len(places) > 2 and not of_tokens):
-            found = places[0]
-        elif not places:
-            raise ValueError(f"the value {shape} has one number in a row and no channels: use per: element")
+            found = [place for place in others if place in (dim, dim + dims)]
+        elif len(others) == 2 or (of_tokens and len(others) > 2):
+            found = []
         else:
-            hint = "" if of_tokens else ", or tokens: all for a sequence"
-            text = " or ".join(map(str, places))
-            raise ValueError(
-                f"the channels of a value {shape} may be dimension {text}: say which one by `dim`{hint}"
-            )
-        row_dim = places.index(found) + 1
-        if of_tokens:
-            return row_dim, f"channels: dimension {found}, {rows.shape[row_dim]} for each token"
-        return row_dim, f"channels: dimension {found} of {shape}"
-
-    def _token_dims(self) -> tuple[int, ...]:
-        """The dimensions along which `tokens` selects, with the batch as dimension 0."""
-        tokens = self.spec.keys.tokens
-        if tokens is None:
-            return ()
-        if not tokens.on_pattern:
-            return (1 if tokens.dim is None else tokens.dim,)
-        axes = ((tokens.query, -2), (tokens.key, -1))
-        return tuple(dim for axis, dim in axes if axis is not None)
+            found = others[:1]
+        shape = list(rows.shape) if of_tokens else list(rows.movedim(0, batch).shape)
+        if not found:
+            could = " or ".join(map(str, others)) or "none (use per: element)"
+            hint = "" if of_tokens or len(others) != 2 else "; for a sequence write tokens: all"
+            raise ValueError(f"the dimension `dim` of channels of a value {shape} may be {could}{hint}")
+        row_dim = others.index(found[0]) + 1
+        text = f"{rows.shape[row_dim]} of each token" if of_tokens else f"of {shape}"
+        return row_dim, f"channels: dimension {found[0]} {text}"
 
     def accumulate(self, values: Tensor, units: Sequence[int], places: Sequence[int], text: str) -> None:
         assert self.fold is not None

@@ -1,13 +1,14 @@
 """What a fold accumulates of the rows that a hook sees, and its result: moments, largest values and quantiles of units.
 
-A unit is a channel or an element of a row. All numbers stay on the device of the values, and nothing waits for it.
+A unit is a channel or an element of a row. The numbers of R rows of U units, each at P places, come as [R, U, P]. What
+is accumulated is plain values and tensors, on the device of the values, which are replaced and never changed: a saved
+state can hold them as they are. Nothing waits for the device.
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from hookrun.engine.html import Shown, View
+from hookrun.engine.values.containers import rebuild
 from hookrun.engine.values.tensors import on_device
 
 SPLITS = ("", "train", "val")
@@ -32,19 +34,19 @@ MOST_BYTES = 2**29
 
 MOST_LABELS = 1000
 
+HALF = 1024
+"""Values that a collapse of a sketch keeps: half of what it sorts."""
+
 _NONE = 2**62
 """The key of a place that is still empty: greater than that of any sample."""
 
 _BLOCK = 2**22
-"""Elements of a part whose deviations are computed at a time."""
-
-HALF = 1024
-"""Values that a collapse of a sketch keeps: half of what it sorts."""
+"""Elements whose deviations from their mean are computed at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class SeenRows:
-    """R rows of U units, each of them at P places.
+    """Rows with their samples.
 
     values:    [R, U, P] floating point
     keys:      [R] int64, the sample of each row with its split
@@ -66,147 +68,94 @@ def keys_of(samples: Tensor, split: str | None) -> Tensor:
     return samples * len(SPLITS) + SPLITS.index(split or "")
 
 
-class Part(ABC):
-    """One kind of numbers of U units. Its attributes are plain values and tensors, which are replaced, not changed."""
-
-    @abstractmethod
-    def add(self, seen: SeenRows) -> None:
-        """Add all values of the rows."""
-
-    @abstractmethod
-    def include(self, other: Any) -> None:
-        """Add what another one of the same kind has accumulated."""
-
-    @abstractmethod
-    def result(self, at: Sequence[float]) -> dict[str, Tensor]:
-        """What it has found, by name. at: the quantiles"""
+# ---- moments -------------------------------------------------------------------------------------------------------
 
 
-class Moments(Part):
-    """The sum of each unit and, for the covariance, the products of the deviations of each two units, in float64.
+def _moments(values: Tensor, *, has_products: bool) -> dict[str, Any]:
+    """Number and sum of the values of each unit and the products of the deviations of each two units, in float64."""
+    if not has_products:
+        return {"count": values[:, 0].numel(), "sum": values.sum((0, 2), dtype=torch.float64)}
+    found = dict[str, Any]()
+    rows = values.movedim(1, 2).flatten(0, 1)
+    for part in rows.split(max(_BLOCK // rows.shape[1], 1)):
+        part = part.double()
+        total = part.sum(0)
+        apart = part - total / len(part)
+        found = _joined_moments(found, {"count": len(part), "sum": total, "products": apart.T @ apart})
+    return found
 
-    Parts are joined by the formula of Chan, Golub and LeVeque (1979) from deviations around each part's own mean, so
-    that nothing cancels where a mean is much larger than the deviations.
+
+def _joined_moments(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of both parts, by the formula of Chan, Golub and LeVeque (1979): a large mean does not cancel anything."""
+    if not one:
+        return dict(other)
+    count = one["count"] + other["count"]
+    joined = {"count": count, "sum": one["sum"] + other["sum"]}
+    if "products" in one:
+        apart = other["sum"] / other["count"] - one["sum"] / one["count"]
+        more = apart.outer(apart) * (one["count"] * other["count"] / count)
+        joined["products"] = one["products"] + other["products"] + more
+    return joined
+
+
+# ---- the largest values --------------------------------------------------------------------------------------------
+
+
+def _with_rows(top: Sequence[Tensor] | None, seen: SeenRows, most: int) -> list[Tensor]:
+    """The largest values after these rows. On the CPU only the rows and units that change anything are sorted."""
+    best = seen.values.amax(2) if seen.values.shape[2] > 1 else seen.values[:, :, 0]
+    is_new = torch.ones_like(best, dtype=torch.bool)
+    if top is not None and best.is_cpu:
+        last = top[0][:, -1]
+        is_new = (best > last) | ((best == last) & (seen.keys[:, None] < top[1][:, -1])) | best.isnan()
+    rows = torch.arange(len(best), device=best.device)
+    units = torch.arange(best.shape[1], device=best.device)
+    if best.is_cpu:
+        rows = rows[is_new.any(1)]
+        units = units[is_new.any(0)]
+    if top is not None and not len(rows):
+        return list(top)
+    seen = seen.at(rows)
+    new = best[rows][:, units].T
+    positions = seen.values[:, units].argmax(2).T if seen.positions is None else seen.positions.expand_as(new)
+    columns = [new, seen.keys.expand_as(new), positions]
+    if top is None:
+        return _first(columns, most)
+    part = _first(
+        [torch.cat([old[units], column], 1) for old, column in zip(top, columns, strict=True)], most
+    )
+    return [old.index_copy(0, units, column) for old, column in zip(top, part, strict=True)]
+
+
+def _first(columns: Sequence[Tensor], most: int) -> list[Tensor]:
+    """The `most` largest values of each unit, at most one of a sample; of equal ones those of the smaller samples.
+
+    columns: values, keys and positions, each [U, n]
+
+    As in torch.topk, NaN counts as larger than any number. Where there are fewer samples, the key is `_NONE`.
     """
-
-    def __init__(self, units: int, has_products: bool, device: torch.device) -> None:
-        self.count = 0
-        self.sum = torch.zeros(units, dtype=torch.float64, device=device)
-        self.products: Tensor | None = None
-        if has_products:
-            self.products = torch.zeros(units, units, dtype=torch.float64, device=device)
-
-    def add(self, seen: SeenRows) -> None:
-        values = seen.values
-        if self.products is None:
-            self._join(len(values) * values.shape[2], values.sum((0, 2), dtype=torch.float64), None)
-            return
-        rows = values.movedim(1, 2).flatten(0, 1)
-        for part in rows.split(max(_BLOCK // rows.shape[1], 1)):
-            part = part.double()
-            total = part.sum(0)
-            deviations = part - total / len(part)
-            self._join(len(part), total, deviations.T @ deviations)
-
-    def include(self, other: Moments) -> None:
-        self._join(other.count, other.sum, other.products)
-
-    def _join(self, count: int, total: Tensor, products: Tensor | None) -> None:
-        if self.products is not None and products is not None:
-            joined = self.products + products
-            if self.count and count:
-                apart = total / count - self.sum / self.count
-                joined += apart.outer(apart) * (self.count * count / (self.count + count))
-            self.products = joined
-        self.count += count
-        self.sum = self.sum + total
-
-    def result(self, at: Sequence[float]) -> dict[str, Tensor]:
-        """`count`, `mean` and `cov`, which is unbiased."""
-        found = {COUNT: torch.tensor(self.count), MEAN: self.sum / self.count}
-        if self.products is not None:
-            found[COV] = self.products / (self.count - 1)
-        return found
-
-
-class Largest(Part):
-    """The `most` largest values of each unit, at most one of a sample; of equal ones that of the smaller sample.
-
-    values, keys, positions: [U, most], in this order
-
-    As in torch.topk, NaN counts as larger than any number.
-    """
-
-    def __init__(self, units: int, most: int, like: Tensor) -> None:
-        self.values = like.new_full((units, most), -math.inf)
-        self.keys = torch.full((units, most), _NONE, device=like.device)
-        self.positions = torch.full_like(self.keys, -1)
-
-    def add(self, seen: SeenRows) -> None:
-        """Add the rows. On the CPU only the units and rows that change anything are sorted."""
-        best = seen.values.amax(2) if seen.values.shape[2] > 1 else seen.values[:, :, 0]
-        if best.is_cpu:
-            last = self.values[:, -1]
-            is_tied = (best == last) & (seen.keys[:, None] < self.keys[:, -1])
-            is_larger = (best > last) | is_tied | best.isnan()
-            rows = is_larger.any(1).nonzero().squeeze(1)
-            units = is_larger.any(0).nonzero().squeeze(1)
-        else:  # which ones change anything cannot be read without waiting
-            rows = torch.arange(best.shape[0], device=best.device)
-            units = torch.arange(best.shape[1], device=best.device)
-        if not len(rows):
-            return
-        some = seen.at(rows)
-        best = best[rows][:, units]
-        if some.positions is None:
-            positions = some.values[:, units].argmax(2)
-        else:
-            positions = some.positions[:, None].expand_as(best)
-        self._join(units, best.T, some.keys.expand(len(units), -1), positions.T)
-
-    def include(self, other: Largest) -> None:
-        units = torch.arange(len(self.values), device=self.values.device)
-        self._join(units, other.values, other.keys, other.positions)
-
-    def _join(self, units: Tensor, values: Tensor, keys: Tensor, positions: Tensor) -> None:
-        """Add candidates [k, m] to these units [k]."""
-        found = [
-            torch.cat([self.values[units], values], 1),
-            torch.cat([self.keys[units], keys], 1),
-            torch.cat([self.positions[units], positions], 1),
-        ]
-        most = self.values.shape[1]
-        found = _sorted(found, by=2)
-        found = _sorted(found, by=0, descending=True)
-        found = _sorted(found, by=1)
-        is_again = found[1].diff(dim=1, prepend=found[1][:, :1] - 1) == 0  # the sample has a larger value
-        found[0] = found[0].masked_fill(is_again, -math.inf)
-        found[1] = found[1].masked_fill(is_again, _NONE)
-        found = _sorted(found, by=1)
-        values, keys, positions = _sorted(found, by=0, descending=True)
-        self.values = self.values.index_copy(0, units, values[:, :most])
-        self.keys = self.keys.index_copy(0, units, keys[:, :most])
-        self.positions = self.positions.index_copy(0, units, positions[:, :most])
-
-    def result(self, at: Sequence[float]) -> dict[str, Tensor]:
-        """Values, samples, positions and splits; NaN, -1, -1 and 0 where there are fewer samples."""
-        is_empty = self.keys == _NONE
-        found = (
-            self.values.masked_fill(is_empty, math.nan),
-            (self.keys // len(SPLITS)).masked_fill(is_empty, -1),
-            self.positions.masked_fill(is_empty, -1),
-            (self.keys % len(SPLITS)).masked_fill(is_empty, 0),
-        )
-        return dict(zip(TOP, found, strict=True))
+    empty = (-math.inf, _NONE, -1)
+    columns = [
+        torch.cat([x, x.new_full((len(x), most), end)], 1) for x, end in zip(columns, empty, strict=True)
+    ]
+    values, keys, positions = _sorted(_sorted(_sorted(columns, 2), 0, descending=True), 1)
+    is_again = torch.zeros_like(keys, dtype=torch.bool)
+    is_again[:, 1:] = keys[:, 1:] == keys[:, :-1]  # the sample has a larger value
+    kept = [values.masked_fill(is_again, -math.inf), keys.masked_fill(is_again, _NONE), positions]
+    return [column[:, :most] for column in _sorted(_sorted(kept, 1), 0, descending=True)]
 
 
 def _sorted(columns: Sequence[Tensor], by: int, *, descending: bool = False) -> list[Tensor]:
-    """The tensors [k, m], each row in the order of that of one of them; equal ones stay in their order."""
+    """The tensors [U, n], each row in the order of that of one of them; equal ones stay in their order."""
     order = columns[by].sort(dim=1, descending=descending, stable=True).indices
     return [column.gather(1, order) for column in columns]
 
 
-class Sketch(Part):
+# ---- quantiles -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Sketch:
     """Quantiles of each unit from few values, after Munro and Paterson (1980): always the same for the same values.
 
     A value of level i stands for 2^i. When a level has 2048 values, they are sorted and every second one goes to the
@@ -214,21 +163,15 @@ class Sketch(Part):
     rank by at most w, every other time up and otherwise down. n values collapse n / (2k w) times at a level, which has
     log2(n / k) of them: a quantile lies within log2(n / 1024) / 4096 of its rank, in the worst order of values:
     0.25 % after a million values of a unit, 0.5 % after a thousand million. Up to 2047 values it is exact.
+
+    levels:    the values [U, n] of each level
+    collapses: how often each level was sorted
     """
 
-    def __init__(self) -> None:
-        self.levels: list[Tensor] = []
-        self.collapses: list[int] = []
+    levels: list[Tensor]
+    collapses: list[int]
 
-    def add(self, seen: SeenRows) -> None:
-        values = seen.values.movedim(1, 0).flatten(1)
-        self._put(0, values if values.dtype is torch.float64 else values.float())
-
-    def include(self, other: Sketch) -> None:
-        for level, values in enumerate(other.levels):
-            self._put(level, values)
-
-    def _put(self, level: int, values: Tensor) -> None:
+    def add(self, level: int, values: Tensor) -> None:
         """Add values [U, n] to a level."""
         if level == len(self.levels):
             self.levels.append(values[:, :0])
@@ -244,45 +187,38 @@ class Sketch(Part):
         odd = 1 - self.collapses[level] % 2
         kept[:, odd::2] = pairs[:, odd::2, :, 1]
         self.collapses[level] += count
-        self._put(level + 1, kept.flatten(1))
+        self.add(level + 1, kept.flatten(1))
 
-    def result(self, at: Sequence[float]) -> dict[str, Tensor]:
-        """`quantiles` [U, q], interpolated as by torch.quantile; NaN where a unit has one."""
-        values = torch.cat(self.levels, 1)
-        weights = [torch.full((kept.shape[1],), 2**level) for level, kept in enumerate(self.levels)]
-        ordered, order = values.sort(1)
-        ends = torch.cat(weights).to(order.device)[order].cumsum(1)
+    def quantiles(self, at: Sequence[float]) -> Tensor:
+        """[U, q], interpolated as by torch.quantile; NaN where a unit has one."""
+        weights = [
+            torch.full_like(kept[0], 2**level, dtype=torch.int64) for level, kept in enumerate(self.levels)
+        ]
+        values, order = torch.cat(self.levels, 1).sort(1)
+        ends = torch.cat(weights)[order].cumsum(1)
         places = torch.tensor(at, dtype=torch.float64, device=ends.device) * (ends[:, -1:] - 1)
-        below = ordered.gather(1, torch.searchsorted(ends, places.floor().long(), right=True))
-        above = ordered.gather(1, torch.searchsorted(ends, places.ceil().long(), right=True))
-        found = below.lerp(above, (places - places.floor()).to(below.dtype))
-        return {QUANTILES: found.masked_fill(ordered[:, -1:].isnan(), math.nan)}
+        below = values.gather(1, torch.searchsorted(ends, places.floor().long(), right=True))
+        above = values.gather(1, torch.searchsorted(ends, places.ceil().long(), right=True))
+        found = below.lerp(above, places.frac().to(below.dtype))
+        return found.masked_fill(values[:, -1:].isnan(), math.nan)
 
 
-_PARTS: Mapping[str, type[Part]] = {"moments": Moments, "top": Largest, "quantiles": Sketch}
+# ---- all of them ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is accumulated: the covariance, so many of the largest values, these quantiles; the mean always is."""
+    """What is accumulated beside the mean: the covariance, so many of the largest values, quantiles."""
 
     cov: bool = False
     top: int = 0
     at: tuple[float, ...] = ()
 
-    def parts(self, units: int, like: Tensor) -> dict[str, Part]:
-        """What accumulates it for values of the dtype and on the device of a tensor."""
-        parts: dict[str, Part] = {"moments": Moments(units, self.cov, like.device)}
-        if self.top:
-            parts["top"] = Largest(units, self.top, like)
-        if self.at:
-            parts["quantiles"] = Sketch()
-        return parts
-
     def size(self, units: int) -> int:
-        """The bytes that it takes; of quantiles those of ten levels."""
-        of_unit = 8 + 24 * self.top + (4 * HALF * 12 if self.at else 0)
-        return units * (of_unit + (8 * units if self.cov else 0))
+        """The bytes that it takes for so many units; of quantiles those of ten levels."""
+        sketch = 4 * HALF * 12 if self.at else 0
+        products = 8 * units if self.cov else 0
+        return units * (8 + 24 * self.top + sketch + products)
 
 
 class Folding:
@@ -291,6 +227,7 @@ class Folding:
     units:  the sizes of the dimensions of units: [C], or those of an element
     places: the sizes of the others beside that of rows; None: they have differed
     rows:   how many it has seen whose samples nobody has numbered
+    sums:   label -> `moments`, `top` (values, keys, positions), and `levels` and `collapses` of a sketch
     """
 
     def __init__(self, wanted: Wanted) -> None:
@@ -298,29 +235,18 @@ class Folding:
         self.units: list[int] | None = None
         self.places: list[int] | None = None
         self.rows = 0
-        self.parts: dict[str, dict[str, Part]] = {}
-        self._is_loaded = False  # its tensors may lie on another device than the values
+        self.sums: dict[str, dict[str, Any]] = {}
         self._lock = Lock()
 
     def add(
         self, seen: SeenRows, units: Sequence[int], places: Sequence[int], labels: Tensor | None = None
     ) -> None:
-        """Add rows, whose values have these units and places. labels: [R] int64 on the CPU
+        """Add rows, whose values have these units and places. labels: [R] int64 on the CPU.
 
         ValueError if the units are others than before, or if there are too many labels.
         """
         with self._lock, torch.no_grad():
-            if self.units is None:
-                self.places = list(places)
-            self.units = self.units or list(units)
-            if self._is_loaded:
-                state = _on(seen.values.device, self.state_dict())
-                self.load_state_dict(state)
-                self._is_loaded = False
-            if self.units != list(units):
-                raise ValueError(f"the value has units {list(units)}, and had {self.units} before")
-            if self.places != list(places):
-                self.places = None
+            self._note(list(units), list(places))
             if labels is None:
                 self._add("", seen)
                 return
@@ -328,78 +254,97 @@ class Folding:
                 rows = (labels == label).nonzero().squeeze(1)
                 self._add(str(label), seen.at(on_device(rows, seen.values.device)))
 
-    def _add(self, label: str, seen: SeenRows) -> None:
-        if label not in self.parts:
-            units = seen.values.shape[1]
-            count = len(self.parts) + 1
-            if count > MOST_LABELS or count * self.wanted.size(units) > MOST_BYTES:
-                raise ValueError(
-                    f"by: label: there are more than {count - 1} labels, too many to fold {units} units for each"
-                )
-            self.parts[label] = self.wanted.parts(units, seen.values)
-        for part in self.parts[label].values():
-            part.add(seen)
-
-    def include(self, other: Folding) -> None:
-        """Add what another one has accumulated, of other rows of the same module."""
-        if other.units is not None and self.units is None:
-            self.units = other.units
-            self.places = other.places
-        if other.units is not None and self.places != other.places:
+    def _note(self, units: list[int], places: list[int] | None) -> None:
+        if self.units is None:
+            self.units = units
+            self.places = places
+        if self.units != units:
+            raise ValueError(f"the value has units {units}, and had {self.units} before")
+        if self.places != places:
             self.places = None
-        for label, parts in other.parts.items():
-            if label not in self.parts:
-                self.parts[label] = parts
-                continue
-            for name, part in parts.items():
-                self.parts[label][name].include(part)
+
+    def _add(self, label: str, seen: SeenRows) -> None:
+        values = seen.values
+        count = len(self.sums)
+        is_new = label not in self.sums
+        if is_new and (count == MOST_LABELS or (count + 1) * self.wanted.size(values.shape[1]) > MOST_BYTES):
+            raise ValueError(
+                f"by: label: more than {count} labels are too many for {values.shape[1]:,} units"
+            )
+        # those of a resumed run come from the CPU
+        before = rebuild(
+            self.sums.get(label, {}), lambda x: x.to(values.device) if isinstance(x, Tensor) else x
+        )
+        moments = _moments(values, has_products=self.wanted.cov)
+        sums: dict[str, Any] = {"moments": _joined_moments(before.get("moments", {}), moments)}
+        if self.wanted.top:
+            sums["top"] = _with_rows(before.get("top"), seen, self.wanted.top)
+        if self.wanted.at:
+            sketch = Sketch(list(before.get("levels", ())), list(before.get("collapses", ())))
+            flat = values.movedim(1, 0).flatten(1)
+            sketch.add(0, flat if flat.dtype is torch.float64 else flat.float())
+            sums |= {"levels": sketch.levels, "collapses": sketch.collapses}
+        self.sums[label] = sums
 
     def state_dict(self) -> dict[str, Any]:
-        """All of it as plain values and tensors, which later rows do not change."""
-        parts = dict[str, Any]()
-        for label, of_label in self.parts.items():
-            parts[label] = {name: _on(None, vars(part)) for name, part in of_label.items()}
-        return {"units": self.units, "places": self.places, "rows": self.rows, "parts": parts}
+        """All of it as plain values and tensors."""
+        return {"units": self.units, "places": self.places, "rows": self.rows, "sums": dict(self.sums)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state_dict`."""
-        self.units = state["units"]
-        self.places = state["places"]
-        self.rows = state["rows"]
-        for label, of_label in state["parts"].items():
-            self.parts[label] = {}
-            for name, values in of_label.items():
-                self.parts[label][name] = part = object.__new__(_PARTS[name])
-                vars(part).update(_on(None, values))
-        self._is_loaded = True
+        """Add what a state has accumulated, of other rows of the same module."""
+        if state["units"] is None:
+            return
+        self._note(state["units"], state["places"])
+        self.rows += state["rows"]
+        for label, sums in state["sums"].items():
+            before = self.sums.get(label)
+            self.sums[label] = sums if before is None else self._joined(before, sums)
+
+    def _joined(self, one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+        joined: dict[str, Any] = {"moments": _joined_moments(one["moments"], other["moments"])}
+        if "top" in one:
+            pairs = zip(one["top"], other["top"], strict=True)
+            joined["top"] = _first([torch.cat(pair, 1) for pair in pairs], one["top"][0].shape[1])
+        if "levels" in one:
+            sketch = Sketch(list(one["levels"]), list(one["collapses"]))
+            for level, values in enumerate(other["levels"]):
+                sketch.add(level, values)
+            joined |= {"levels": sketch.levels, "collapses": sketch.collapses}
+        return joined
 
     def result(self) -> Folded | None:
         """What it has found, on the CPU; None before the first row."""
         if self.units is None:
             return None
-        labels = None if "" in self.parts else sorted(map(int, self.parts))
-        groups = [""] if labels is None else map(str, labels)
-        found = dict[str, list[Tensor]]()
-        for group in groups:
-            for part in self.parts[group].values():
-                for name, tensor in part.result(self.wanted.at).items():
-                    found.setdefault(name, []).append(tensor.cpu())
+        labels = None if "" in self.sums else sorted(map(int, self.sums))
+        groups = [self._of_label(str(label)) for label in labels or ()] or [self._of_label("")]
         tensors = dict[str, Tensor]()
-        for name, of_groups in found.items():
-            stacked = torch.stack(of_groups)
-            if name != COUNT and name != COV:
-                stacked = stacked.unflatten(1, self.units)
-            tensors[name] = stacked[0] if labels is None else stacked
+        for name in groups[0]:
+            found = torch.stack([group[name].cpu() for group in groups])
+            tensors[name] = found[0] if labels is None else found
         return Folded(tensors, labels, self.wanted.at, self.places)
 
-
-def _on(device: torch.device | None, value: Any) -> Any:
-    """Plain values and tensors in new lists and mappings; with a device there."""
-    if isinstance(value, Tensor):
-        return value if device is None else value.to(device)
-    if isinstance(value, dict):
-        return {key: _on(device, each) for key, each in value.items()}
-    return [_on(device, each) for each in value] if isinstance(value, list) else value
+    def _of_label(self, label: str) -> dict[str, Tensor]:
+        """The result of a label: name -> tensor."""
+        assert self.units is not None
+        sums = self.sums[label]
+        count = sums["moments"]["count"]
+        found = {MEAN: sums["moments"]["sum"] / count}
+        if "top" in sums:
+            values, keys, positions = sums["top"]
+            is_empty = keys == _NONE
+            samples = keys // len(SPLITS)
+            splits = keys % len(SPLITS)
+            empty = (math.nan, -1, -1, 0)
+            columns = (values, samples, positions, splits)
+            for name, column, fill in zip(TOP, columns, empty, strict=True):
+                found[name] = column.masked_fill(is_empty, fill)
+        if "levels" in sums:
+            found[QUANTILES] = Sketch(sums["levels"], sums["collapses"]).quantiles(self.wanted.at)
+        found = {name: tensor.unflatten(0, self.units) for name, tensor in found.items()}
+        if "products" in sums["moments"]:
+            found[COV] = sums["moments"]["products"] / (count - 1)
+        return {**found, COUNT: torch.tensor(count)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,39 +363,46 @@ class Top:
     splits: Tensor
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class Folded(Shown):
     """The result of a fold at one module. With `by: label` each tensor has the labels as its first dimension.
 
-    mean:      [channels], or in the shape of an element, float64
-    cov:       [channels, channels] float64, unbiased; None: it was not asked for, as for the others
-    quantiles: [channels, q], for the numbers in `at`
-    top:       the largest values, their samples and positions
-    count:     how many values of each unit there were
-    labels:    None: without `by: label`
-    places:    the sizes of the dimensions that `top.positions` numbers; None: they differed
-    tensors:   all of them by their names in the file
+    tensors: `mean`, `count` and so on, by their names in folds.safetensors
+    labels:  None: without `by: label`
+    at:      the quantiles that `quantiles` has
+    places:  the sizes of the dimensions that `top.positions` numbers; None: they differed
     """
 
-    def __init__(
-        self,
-        tensors: Mapping[str, Tensor],
-        labels: Sequence[int] | None = None,
-        at: Iterable[float] = (),
-        places: Sequence[int] | None = None,
-    ) -> None:
-        self.tensors = dict(tensors)
-        self.labels = None if labels is None else list(labels)
-        self.at = list(at)
-        self.places = None if places is None else list(places)
-        self.mean = self.tensors[MEAN]
-        self.cov = self.tensors.get(COV)
-        self.quantiles = self.tensors.get(QUANTILES)
-        self.count = self.tensors[COUNT]
-        self.top: Top | None = None
-        if TOP[0] in self.tensors:
-            self.top = Top(*(self.tensors[name] for name in TOP))
+    tensors: Mapping[str, Tensor]
+    labels: Sequence[int] | None = None
+    at: Sequence[float] = ()
+    places: Sequence[int] | None = None
+
+    @property
+    def mean(self) -> Tensor:
+        """[channels] float64; of elements in the shape of one."""
+        return self.tensors[MEAN]
+
+    @property
+    def cov(self) -> Tensor | None:
+        """[channels, channels] float64, unbiased; None: it was not asked for."""
+        return self.tensors.get(COV)
+
+    @property
+    def quantiles(self) -> Tensor | None:
+        """[channels, q]; None: they were not asked for."""
+        return self.tensors.get(QUANTILES)
+
+    @property
+    def count(self) -> Tensor:
+        """How many values of each unit there were."""
+        return self.tensors[COUNT]
+
+    @property
+    def top(self) -> Top | None:
+        """The largest values; None: they were not asked for."""
+        return Top(*(self.tensors[name] for name in TOP)) if TOP[0] in self.tensors else None
 
     def _view(self) -> View:
-        rows = [[name, str(list(tensor.shape)), str(tensor.dtype)] for name, tensor in self.tensors.items()]
-        labels = "" if self.labels is None else f", {len(self.labels)} labels"
-        return View(f"fold of {int(self.count.sum()):,} values a unit{labels}", ("", "shape", "dtype"), rows)
+        rows = [[name, str(list(tensor.shape))] for name, tensor in self.tensors.items()]
+        return View(f"fold of {int(self.count.sum()):,} values of each unit", ("", "shape"), rows)
