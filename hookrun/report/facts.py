@@ -75,7 +75,7 @@ MOST_SAMPLES = 2_000
 MOST_TEXT = 200_000
 """Characters shown of a text file."""
 
-MOST_PICTURES = 2**20
+MOST_PICTURES = 2**22
 """Bytes read of pictures.jsonl."""
 
 MOST_TOKENS = 16 * 2**20

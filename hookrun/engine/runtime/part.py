@@ -23,7 +23,7 @@ from hookrun.engine.values.tensors import holds_data, ordinary_tensors
 class TensorPart(ABC):
     """The part of each tensor that a hook acts on."""
 
-    token_dims: Sequence[int] = ()
+    token_dims: tuple[int, ...] = ()
     """The dimensions along which `tokens` selects positions, with the batch as dimension 0."""
 
     @abstractmethod
@@ -405,8 +405,8 @@ class TokensPart(TensorPart):
             )
         if len(shape) <= self.token_dims[0]:
             raise ValueError(
-                f"tokens: the tensor of shape {list(shape)} does not have a dimension {self.token_dims[0]}; name another one "
-                "with `dim`, or the tensor with `target`"
+                f"tokens: the tensor of shape {list(shape)} does not have a dimension {self.token_dims[0]}; name "
+                "another one with `dim`, or the tensor with `target`"
             )
         if shape[0] != tokens_of_call.rows:
             raise ValueError(

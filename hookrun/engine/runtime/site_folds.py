@@ -49,7 +49,7 @@ class SiteFolds(SitePlace):
             hint = "" if of_tokens or len(others) != 2 else "; for a sequence write tokens: all"
             raise ValueError(f"the dimension `dim` of channels of a value {shape} may be {could}{hint}")
         row_dim = others.index(found[0]) + 1
-        text = f"{rows.shape[row_dim]} of each token" if of_tokens else f"of {shape}"
+        text = f"of {shape}" if not of_tokens else f"of a sequence, {rows.shape[row_dim]} for each token"
         return row_dim, f"channels: dimension {found[0]} {text}"
 
     def accumulate(self, values: Tensor, units: Sequence[int], places: Sequence[int], text: str) -> None:

@@ -68,6 +68,11 @@ def keys_of(samples: Tensor, split: str | None) -> Tensor:
     return samples * len(SPLITS) + SPLITS.index(split or "")
 
 
+def split_name(number: int) -> str:
+    """The split of this number; ``""`` if it is not known."""
+    return SPLITS[number] if 0 <= number < len(SPLITS) else ""
+
+
 # ---- moments -------------------------------------------------------------------------------------------------------
 
 
@@ -345,6 +350,31 @@ class Folding:
         if "products" in sums["moments"]:
             found[COV] = sums["moments"]["products"] / (count - 1)
         return {**found, COUNT: torch.tensor(count)}
+
+
+MOST_SHOWN = 12
+"""Units of a module that the page shows with their samples, of which the run keeps pictures."""
+
+
+def largest_units(fold: Folded) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+    """The indices of the units that are shown, those with the largest values first, and of the others."""
+    if fold.top is None:
+        return [], []
+    largest = fold.top.values[..., 0]
+    order = largest.flatten().double().nan_to_num(-math.inf).sort(descending=True, stable=True).indices
+    units = [tuple(unit) for unit in torch.stack(torch.unravel_index(order, largest.shape), 1).tolist()]
+    return units[:MOST_SHOWN], units[MOST_SHOWN:]
+
+
+def shown_samples(folds: Mapping[str, Mapping[str, Folded]]) -> set[tuple[str, int]]:
+    """(split, sample) of what the page shows of folds."""
+    found = set[tuple[str, int]]()
+    for modules in folds.values():
+        for fold in modules.values():
+            for unit in largest_units(fold)[0]:
+                samples, splits = (fold.tensors[name][unit].tolist() for name in (TOP[1], TOP[3]))
+                found.update(zip(map(split_name, splits), samples, strict=True))
+    return found
 
 
 @dataclass(frozen=True, slots=True)

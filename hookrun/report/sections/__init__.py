@@ -14,6 +14,7 @@ from hookrun.errors import listed, spec_error
 from hookrun.report.facts import RunData
 from hookrun.report.sections import (
     classes,
+    folds,
     hooks,
     metrics,
     model,
@@ -101,6 +102,7 @@ OF_A_RUN: tuple[ReportSection[RunData], ...] = (
     ReportSection("latest", "", metrics.latest, "latest.html", "numbers"),
     ReportSection("summary", "", summary.build, "summary.html", "numbers"),
     *study_sections(),
+    ReportSection("folds", "Most active samples", folds.build, "folds.html"),
     ReportSection("metrics", "Metrics", metrics.build, "metrics.html"),
     ReportSection("hooks", "Hooks", hooks.build, "hooks.html"),
     ReportSection("parts", "By position and sample", metrics.parts_of_passes, "parts_of_passes.html"),

@@ -21,6 +21,7 @@ from hookrun.engine.runtime.reduced import ReducedGradients
 from hookrun.engine.runtime.site import HookSite
 from hookrun.engine.spec.when import Wanted
 from hookrun.engine.values.containers import arguments, describe
+from hookrun.engine.values.folding import shown_samples
 from hookrun.errors import HookrunError, at_module, reason
 from hookrun.run.experiment.metrics.metrics import LOSS
 from hookrun.run.experiment.prepared import Prepared, as_call
@@ -30,7 +31,7 @@ from hookrun.run.passes.average import Average
 from hookrun.run.passes.batches import Batch, Batches, BatchesOfSplits
 from hookrun.run.passes.compile_check import Compiled, buffers_kept
 from hookrun.run.passes.measuring import Measuring
-from hookrun.run.passes.over_ranks import agreed_stop, draws_of_main, gathered_trees, sum_of
+from hookrun.run.passes.over_ranks import agreed_stop, draws_of_main, folds_of_all, gathered_trees, sum_of
 from hookrun.run.passes.progress import Screen, numbers
 from hookrun.run.passes.resuming import Resuming
 from hookrun.run.passes.sample_names import SampleNames
@@ -371,7 +372,7 @@ class RunContext:
                 if measures and number % self.settings.train.log_every == 0:
                     shown.update(self.sum_over_ranks(average.means()).read())
         if names is not None:
-            names.write_pictures()
+            names.write_pictures(shown_samples(folds_of_all(self.hooks, self.ranks)))
         return self.read(split, self.sum_over_ranks(average)) if measures else {}
 
     @contextmanager

@@ -116,9 +116,7 @@ def _joined(states: Iterable[Mapping[str, Any]], wanted: Wanted) -> Folding:
     """What was accumulated in several states of a fold together."""
     whole = Folding(wanted)
     for state in states:
-        part = Folding(wanted)
-        part.load_state_dict(state)
-        whole.include(part)
+        whole.load_state_dict(state)
     return whole
 
 

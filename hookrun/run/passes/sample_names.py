@@ -7,7 +7,7 @@ import heapq
 import io
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, cast
@@ -106,12 +106,15 @@ class SampleNames:
         of_ranks = self.run_dir.ranks.gathered(self._worst)
         return heapq.nlargest(MOST_WORST, set(chain.from_iterable(of_ranks)))
 
-    def write_pictures(self) -> None:
+    def write_pictures(self, more: Iterable[tuple[str, int]] = ()) -> None:
         """Write small pictures of the samples with the highest loss and of some others, after a pass.
 
         Every rank calls it, and rank 0 writes.
+
+        more: split and number of other samples
         """
         wanted = {(split, number) for _, split, number in self._worst_of_all()}
+        wanted.update(more)
         if not self.run_dir.ranks.is_main:
             return
         for split, count in self.seen.items():
