@@ -163,6 +163,20 @@ class Same:
                 assert torch.allclose(rows[:], others[:], rtol=rtol, atol=1e-5, equal_nan=True), hook
 
     @staticmethod
+    def folds(one: Run, two: Run, *, exact: bool = False) -> None:
+        """Equal counts and labels; exact: every number, else within float32's rounding of a pass."""
+        for hook in one.folds:
+            for module, fold in one.folds[hook].items():
+                other = two.folds[hook][module]
+                assert (list(fold.tensors), fold.labels) == (list(other.tensors), other.labels)
+                assert torch.equal(fold.count, other.count)
+                for name, x in fold.tensors.items():
+                    if exact:
+                        assert torch.equal(x, other.tensors[name]), name
+                    elif x.is_floating_point():
+                        assert torch.allclose(x, other.tensors[name].to(x.dtype), rtol=1e-3, atol=1e-4), name
+
+    @staticmethod
     def line(line: dict[str, Any], other: dict[str, Any], rtol: float = 1e-4) -> None:
         """The same keys, equal numbers within float32's rounding of sums, and the rest the same."""
         assert list(line) == list(other)

@@ -79,6 +79,7 @@ ARGV = (
     "+hooks.rows={select: fc, hook: forward, action: capture, keep: {reservoir: 200}}",
     "+hooks.told={select: relu1, hook: forward, action: stats, when: {step: {every: 5}}}",
     "+hooks.noise={select: relu1, hook: forward, action: noise, std: 0.1, when: {probability: 0.7}}",
+    "+hooks.units={select: fc, hook: forward, action: fold, of: [mean, cov, {quantiles: [0.5]}, {top: 3}]}",
     "+hooks.clip={select: fc, hook: grad, action: clamp, min: -0.01, max: 0.01}",
 )  # fmt: skip
 
@@ -94,6 +95,7 @@ def assert_same(same: Any, one: Run, other: Run, *, exact: bool) -> None:
         assert torch.equal(same.rows_of(one, "rows", "fc")[:], same.rows_of(other, "rows", "fc")[:])
     same.metrics(one, other, rtol=1e-3)
     same.rows(one, other, rtol=1e-3)
+    same.folds(one, other, exact=exact)
     assert verify(other.path).bad == []
     assert counts_of(one) == counts_of(other)
 

@@ -107,11 +107,13 @@ def test_a_rank_without_rows_takes_part(workers: Any, same: Any, cwd: Path) -> N
 def test_predictions_are_those_of_one_rank(workers: Any, same: Any, cwd: Path) -> None:
     """The 359 rows of the split in batches of 179: of the last one, of a single row, one rank has none."""
     more = ("task=predict", "task.backward={score: label}", "data.batch_size=179", "train.limit_batches=null")
-    argv = (*entries({name: HOOKS[name] for name in ("rows", "gradient")}), *more)
+    argv = (*entries({name: HOOKS[name] for name in ("rows", "gradient")}), FOLD, *more)
     one = in_one(cwd, *argv)
     for strategy in STRATEGIES:
         two, _ = in_two(workers, cwd, strategy, *argv)
         assert_same(same, one, two)
+        same.folds(one, two)
+        assert torch.equal(one.folds["units"]["fc"].top.samples, two.folds["units"]["fc"].top.samples)
         assert isinstance(one.predictions, StoredCapture)
         assert isinstance(two.predictions, StoredCapture)
         assert torch.equal(one.predictions.sample_ids, two.predictions.sample_ids)
@@ -176,6 +178,12 @@ CONDITIONS = {
     "source": "select: conv1, hook: forward, action: capture",
     "patch": "select: relu1, hook: forward, action: add_bias, value: {hook: source}",
 }
+
+
+FOLD = (
+    "+hooks.units={select: [relu2, fc], hook: forward, action: fold, of: [mean, cov, {quantiles: [0.5]}, {top: 2}], "
+    "by: label}"
+)
 
 
 def entries(hooks: dict[str, str]) -> list[str]:
