@@ -13,7 +13,6 @@ from hookrun.engine.plan.table import size
 from hookrun.engine.runtime.site_place import SitePlace
 from hookrun.engine.values.containers import readable
 from hookrun.engine.values.folding import MOST_BYTES, Folding, SeenRows, keys_of
-from hookrun.engine.values.tensors import on_device
 
 
 class SiteFolds(SitePlace):
@@ -73,13 +72,11 @@ class SiteFolds(SitePlace):
         if plain is not values:
             raise ValueError("it cannot accumulate inside a transform of torch.func: fold outside of it")
         rows = self._rows_seen(len(values))
-        device = values.device
-        positions = None
-        if self.spec.keys.tokens is not None:
-            positions = on_device(rows.positions, device)
-        keys = on_device(keys_of(rows.numbers, self.sink.split), device)
+        positions = rows.positions if self.spec.keys.tokens is not None else None
         labels = self._labels_of(rows.samples) if self.spec.action.by_label else None
-        self.fold.add(SeenRows(values, keys, positions), units, places, labels)
+        self.fold.add(
+            SeenRows(values, keys_of(rows.numbers, self.sink.split), positions), units, places, labels
+        )
 
     def _rows_seen(self, count: int) -> TokenRows:
         """The sample of each row that the action is given, and under `tokens` its token."""

@@ -77,7 +77,12 @@ def _cells(facts: RunData, fold: Folded, unit: tuple[int, ...]) -> list[dict[str
             start = max(position - _AROUND, 0)
             names = sequence.names[start : position + _AROUND + 1]
             tokens = [(text, start + at == position) for at, text in enumerate(names)]
-        cell |= {"tokens": tokens, "picture": facts.pictures.get(key), "mark": _mark(fold, position), "at": position}
+        cell |= {
+            "tokens": tokens,
+            "picture": facts.pictures.get(key),
+            "mark": _mark(fold, position),
+            "at": position,
+        }
         cells.append(cell)
     return cells
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from typing import Any
 
+import hookrun
 from benchmarks import by_hand
 from benchmarks.measure import OURS, Result, Settings, Ways, measured
 from benchmarks.models import Subject, gpt2, mlp, resnet18, running
@@ -60,4 +61,51 @@ def stats_gpt2(settings: Settings) -> Result:
         return measured(work, stats_ways(gpt2()), settings, target=target, slow=True)
 
 
-ROWS = (stats_mlp, stats_resnet18, stats_gpt2)
+FOLDED_ROWS = 100_000
+
+
+def fold_ways() -> Ways:
+    """Mean and the nine largest values of 512 hidden units, over all rows; by hand from all of them in one tensor."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
+    batches = torch.randn(FOLDED_ROWS, 784).split(1000)
+    spec = {"units": {"select": "3", "hook": "forward", "action": "fold", "of": ["mean", {"top": 9}]}}
+    plan = hookrun.compile(spec, model, example=((batches[0][:2],), {}))
+    ways = Ways()
+
+    def run() -> None:
+        for batch in batches:
+            model(batch)
+
+    def by_hand() -> dict[str, Any]:
+        kept = list[Any]()
+        handle = model[3].register_forward_hook(lambda module, args, output: kept.append(output))
+        run()
+        handle.remove()
+        every = torch.cat(kept)
+        values, samples = every.topk(9, dim=0)
+        return {"mean": every.double().mean(0), "values": values.T, "samples": samples.T}
+
+    def ours() -> dict[str, Any]:
+        with plan.install(model) as hooks:
+            run()
+        fold = hooks.folds["units"]["3"]
+        return {"mean": fold.mean, "values": fold.top.values, "samples": fold.top.samples}
+
+    ways.add("bare", run)
+    ways.add("by hand", by_hand, by_hand)
+    ways.add(OURS, ours, ours)
+    return ways
+
+
+def fold_rows(settings: Settings) -> Result:
+    """A fold of mean and top over 100,000 rows."""
+    with threads(2, grad=False):
+        work = "a fold of mean and top over 100,000 rows"
+        return measured(work, fold_ways(), settings, target=1.15, slow=True)
+
+
+ROWS = (stats_mlp, stats_resnet18, stats_gpt2, fold_rows)
