@@ -9,6 +9,7 @@ from hookrun.report.draw.text import number
 from hookrun.report.facts import MOST_HOOKS, RunData
 from hookrun.report.lines import is_number
 from hookrun.report.sweep_facts import SweepData
+from hookrun.report.trips import is_trip
 
 MOST_SPENT = 200
 """Notes on captures that ended early."""
@@ -25,7 +26,7 @@ def of_jobs(facts: SweepData) -> bool:
 
 
 def failed_checks(facts: RunData) -> list[dict[str, Any]]:
-    """The first failure of each check at each module, in the order in which modules first failed.
+    """The first failure of each check of elements at each module, in the order in which modules first failed.
 
     cls:       the class of the module; "" if the record does not say
     last_good: the last module before it in the same pass at which the check passed, with its class; "" if there is none
@@ -33,7 +34,7 @@ def failed_checks(facts: RunData) -> list[dict[str, Any]]:
     """
     failures = dict[tuple[str, str], list[dict[str, Any]]]()
     for record in facts.stats.records:
-        if record.get("ok") is False:
+        if record.get("ok") is False and not is_trip(record):
             site = record["hook"], f"{record['module']}{record.get('path') or ''}"
             failures.setdefault(site, []).append(record)
     rows = list[dict[str, Any]]()
