@@ -23,9 +23,9 @@ from hookrun.store.records import grouped
 
 MOST_OPEN = 20
 """Curves of a page that are open; the others are folded."""
-MOST_DRAWN = 400
+MOST_DRAWN = 200
 """Curves of a page, open and folded."""
-FOLDED_POINTS = 60
+FOLDED_POINTS = 40
 MOST_CHARTS = 16
 MOST_MODES = 4
 MOST_COLUMNS = 200
@@ -134,8 +134,10 @@ class StepCurves:
         has_map = len(curves) > COLOURS or (self.by_layer and len(curves) > 1 and longest > 2)
         if has_map and self.drawn:
             yield _map(self.title, self.points, self.unit)
-        small = [thinned(curve, FOLDED_POINTS) for curve in curves]
-        for figure in drawing(small, self.open, self.drawn):
+        curves[self.open : self.drawn] = [
+            thinned(curve, FOLDED_POINTS) for curve in curves[self.open : self.drawn]
+        ]
+        for figure in drawing(curves, self.open, self.drawn):
             yield replace(figure, folded=True)
 
     def _curves(self) -> list[Series]:
@@ -157,11 +159,11 @@ def largest(values: Iterable[float]) -> float:
 def step_curves(
     records: Sequence[Record], places: Mapping[str, int], *, are_gradients: bool
 ) -> Iterator[StepCurves]:
-    """The curves of each number of records that hold nothing else; gradient norms come first.
+    """The curves of each number of records that can be drawn; gradient norms come first.
 
     places: module or parameter -> its position in the model
     """
-    by_mode = grouped(filter(is_measured, records), lambda record: str(record["mode"]))
+    by_mode = grouped(records, lambda record: str(record["mode"]))
     for mode in list(by_mode)[:MOST_MODES]:
         names = dict.fromkeys(chain.from_iterable(numbers(record, ABOUT) for record in by_mode[mode]))
         for name in sorted(list(names)[:MOST_CHARTS], key=lambda name: name != "norm"):
@@ -178,7 +180,7 @@ def statistics(
     records: Sequence[Record], places: Mapping[str, int], *, are_gradients: bool
 ) -> Iterator[Figure]:
     """A picture of each number that a hook recorded."""
-    for curves in step_curves(records, places, are_gradients=are_gradients):
+    for curves in step_curves(list(filter(is_measured, records)), places, are_gradients=are_gradients):
         yield from over_steps(curves.title, curves.points, curves.unit, curves.name, by_layer=curves.by_layer)
 
 

@@ -15,7 +15,6 @@ from hookrun.report.curves import (
     Record,
     by_module,
     is_listing,
-    is_measured,
     place_of,
     recorded,
 )
@@ -73,7 +72,7 @@ def distributions(
     most:      how many pictures there are
     """
     by_name = dict[tuple[str, str], list[Record]]()
-    for record in filter(is_measured, records):
+    for record in records:
         for name, value in recorded(record).items():
             if is_listing(value) and name not in OF_EXPERTS:
                 by_name.setdefault((str(record["mode"]), name), []).append(record)

@@ -128,9 +128,10 @@ def _add_records(view: HookView, facts: RunData, records: Sequence[dict[str, Any
         view.changed = changed_share(hook, facts)
         view.places = {match.path: place for place, match in enumerate(hook.targets)}
     view.lines = list(as_lines(records))
-    curves = step_curves(records, view.places, are_gradients=facts.sees_gradients(view.name))
+    measured = list(filter(is_measured, records))
+    curves = step_curves(measured, view.places, are_gradients=facts.sees_gradients(view.name))
     view.curves = list(islice(curves, MOST_CHARTS))
-    pictures = distributions(records, view.places, quantiles_of(hook), most)
+    pictures = distributions(measured, view.places, quantiles_of(hook), most)
     for number, figure in enumerate(pictures):
         view.figures.append(replace(figure, folded=number >= OPEN_DISTRIBUTIONS))
 
