@@ -85,18 +85,21 @@ def charts(
     note: str,
     x: str = "step",
     log: bool = False,
+    labels: Sequence[str] | None = None,
 ) -> Iterator[Figure]:
     """Charts of the curves from `first` to `end`, each with as many as there are colours.
 
     If there are more charts than one, the title says which of the curves they are, and the note in which order.
+
+    labels: names for x = 0, 1, …
     """
     for start in range(first, end, COLOURS):
         stop = min(start + COLOURS, end)
         if stop - start == len(curves):
-            yield lines(title, curves, x=x, y=y, log=log)
+            yield lines(title, curves, x=x, y=y, log=log, labels=labels)
             continue
         which = f"{title}, {start + 1}–{stop} of {len(curves)} {noun}s"
-        yield lines(which, curves[start:stop], x=x, y=y, log=log, note=note)
+        yield lines(which, curves[start:stop], x=x, y=y, log=log, labels=labels, note=note)
 
 
 @dataclass

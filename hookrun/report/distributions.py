@@ -119,11 +119,9 @@ def _by_layer(
         rows=list(shares),
         columns=columns,
         x="expert" if facts else "index",
-        note="; ".join(
-            filter(None, ["over all recorded steps; the colour in the middle is an even share", note])
-        ),
+        note=f"over all recorded steps; an even share is {1 / width:.3g}{note}",
         numbers=len(columns) <= 12,
-        centre=1 / width,
+        limits=(0.0, float(np.nanmax(table))),
         facts=facts,
         written="{:.1%}".format,
     ).figure()
@@ -149,7 +147,7 @@ def _blocks(table: Array) -> tuple[Array, list[str], str]:
     block = -(-table.shape[1] // MOST_COLUMNS)
     starts = range(0, table.shape[1], block)
     means = [table[:, start : start + block].mean(axis=1) for start in starts]
-    note = f"each column is the mean of {block} neighbours" if block > 1 else ""
+    note = f"; each column is the mean of {block} neighbours" if block > 1 else ""
     return np.stack(means, axis=1), list(map(str, starts)), note
 
 
@@ -264,6 +262,7 @@ def _band(title: str, at: Sequence[float], table: Array, unit: str, names: Seque
 def _map(title: str, at: Sequence[float], table: Array, unit: str) -> Figure:
     """Numbers [n, indices] as a map of steps and indices; as bars of a single step."""
     means, names, note = _blocks(table)
+    note = note.removeprefix("; ")
     if len(at) == 1:
         return bars(
             f"{title}, {unit} {number(at[0])}",
