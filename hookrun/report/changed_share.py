@@ -53,8 +53,9 @@ def changed_share(hook: PlannedHookRecord, facts: RunData) -> ChangedShare:
     title = f"{TITLE}: {counted(last - MOST_OPEN, noun)} that changed less"
     if last < len(curves):
         title += f"; hooks.json has {len(curves) - last:,} more"
-    drawing = partial(charts, curves, title=TITLE, y="changed elements, %", noun=noun, note=ORDER)
-    return ChangedShare(list(drawing(0, min(last, MOST_OPEN))), list(drawing(MOST_OPEN, last)), title)
+    drawing = partial(charts, TITLE, curves, y="changed elements, %", noun=noun, order=ORDER, log=False)
+    opened = min(last, MOST_OPEN)
+    return ChangedShare(list(drawing(opened)), list(drawing(last, first=opened)), title)
 
 
 def _curve(site: SiteRecord) -> Series:

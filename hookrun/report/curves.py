@@ -1,12 +1,10 @@
-"""Numbers that a hook recorded over steps: curves, of which a page shows few at once, and maps of many layers."""
+"""Numbers that a hook recorded over steps: curves, of which few are open on a page, and maps of many layers."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
-from itertools import chain, compress, pairwise
+from itertools import chain, compress, pairwise, zip_longest
 from operator import itemgetter
 from typing import Any
 
@@ -23,20 +21,20 @@ from hookrun.store.records import grouped
 
 MOST_OPEN = 20
 """Curves of a page that are open; the others are folded."""
-MOST_DRAWN = 200
-"""Curves of a page, open and folded."""
-FOLDED_POINTS = 40
-MOST_CHARTS = 16
+MOST_DRAWN = 40
+"""Curves of a statistic with a map of all its layers that are drawn too."""
+MOST_POINTS = 60
+"""Points of each of them."""
+MOST_CHARTS = 24
 MOST_MODES = 4
 MOST_COLUMNS = 200
 MOST_NAMED = 5
-LARGEST_FIRST = "the largest values come first"
-
-STATISTICS = frozenset({"stats"})
-"""The actions whose lists are drawn."""
 
 Record = Mapping[str, Any]
 Points = dict[str, tuple[list[float], list[float]]]  # name -> steps, values
+Marks = Mapping[str, Sequence[tuple[float, str]]]
+"""Name of a curve -> the steps at which rules tripped, and which ones."""
+NO_MARKS: Marks = {}
 
 
 def recorded(record: Record) -> dict[str, Any]:
@@ -48,7 +46,7 @@ def recorded(record: Record) -> dict[str, Any]:
 
 def is_measured(record: Record) -> bool:
     """Whether everything recorded can be drawn: numbers, and of statistics also lists of them and histograms."""
-    has_lists = record["action"] in STATISTICS
+    has_lists = record["action"] == "stats"
     values = recorded(record).values()
     return bool(values) and all(is_number(value) or (has_lists and is_listing(value)) for value in values)
 
@@ -58,115 +56,25 @@ def is_listing(value: Any) -> bool:
     return isinstance(value, list | dict)
 
 
-def shared_out(sizes: Sequence[int], most: int) -> list[int]:
-    """How many of `most` curves each of several groups gets: by turns as many as a chart has colours."""
-    shares = [0] * len(sizes)
-    while most > 0 and shares != list(sizes):
-        for place, size in enumerate(sizes):
-            more = min(size - shares[place], COLOURS, most)
-            shares[place] += more
-            most -= more
-    return shares
-
-
-def open_curves(figures: Iterable[Figure]) -> int:
+def curves_in(figures: Iterable[Figure]) -> int:
     """How many curves are drawn in the figures that are open."""
     return sum(figure.picture.count('<path class="line') for figure in figures if not figure.folded)
 
 
-def charts(
-    curves: Sequence[Series],
-    first: int,
-    end: int,
+def statistics(
+    records: Iterable[Record],
+    places: Mapping[str, int],
     *,
-    title: str,
-    y: str,
-    noun: str,
-    note: str,
-    x: str = "step",
-    log: bool = False,
-    labels: Sequence[str] | None = None,
+    are_gradients: bool,
+    marks: Mapping[tuple[str, str], Marks] | None = None,
 ) -> Iterator[Figure]:
-    """Charts of the curves from `first` to `end`, each with as many as there are colours.
-
-    If there are more charts than one, the title says which of the curves they are, and the note in which order.
-
-    labels: names for x = 0, 1, …
-    """
-    for start in range(first, end, COLOURS):
-        stop = min(start + COLOURS, end)
-        if stop - start == len(curves):
-            yield lines(title, curves, x=x, y=y, log=log, labels=labels)
-            continue
-        which = f"{title}, {start + 1}–{stop} of {len(curves)} {noun}s"
-        yield lines(which, curves[start:stop], x=x, y=y, log=log, labels=labels, note=note)
-
-
-@dataclass
-class StepCurves:
-    """The curves of one statistic of a hook in one mode, and a map of its layers.
-
-    mode:     that in which they were recorded; "" for all modes
-    name:     the statistic
-    unit:     what x counts
-    by_layer: whether there is a map of few layers too
-    marks:    of some curves the steps at which rules tripped, and which ones
-    open:     how many of the curves are open
-    drawn:    how many are drawn, open or folded
-    """
-
-    title: str
-    name: str
-    points: Points
-    unit: str = "step"
-    by_layer: bool = False
-    mode: str = ""
-    marks: Mapping[str, Sequence[tuple[float, str]]] = field(default_factory=dict)
-    open: int = COLOURS
-    drawn: int = COLOURS
-
-    def figures(self) -> Iterator[Figure]:
-        """The open charts, the map, then the folded charts."""
-        curves = self._curves()
-        log = spans_magnitudes(chain.from_iterable(curve.y for curve in curves))
-        drawing = partial(
-            charts, title=self.title, x=self.unit, y=self.name, noun="curve", note=LARGEST_FIRST, log=log
-        )
-        yield from drawing(curves, 0, self.open)
-        longest = max(len(xs) for xs, _ in self.points.values())
-        has_map = len(curves) > COLOURS or (self.by_layer and len(curves) > 1 and longest > 2)
-        if has_map and self.drawn:
-            yield _map(self.title, self.points, self.unit)
-        curves[self.open : self.drawn] = [
-            thinned(curve, FOLDED_POINTS) for curve in curves[self.open : self.drawn]
-        ]
-        for figure in drawing(curves, self.open, self.drawn):
-            yield replace(figure, folded=True)
-
-    def _curves(self) -> list[Series]:
-        """The curves; unless all are open, those that a rule marked come first, then those with the largest values."""
-        curves = [
-            Series(module_name(path), xs, ys, marks=self.marks.get(path, ()))
-            for path, (xs, ys) in self.points.items()
-        ]
-        if self.open < len(curves):
-            curves.sort(key=lambda curve: (bool(curve.marks), largest(curve.y)), reverse=True)
-        return curves
-
-
-def largest(values: Iterable[float]) -> float:
-    """The largest absolute value; infinite if a value is not finite, and 0 without a value."""
-    return max((abs(value) if math.isfinite(value) else math.inf for value in values), default=0.0)
-
-
-def step_curves(
-    records: Sequence[Record], places: Mapping[str, int], *, are_gradients: bool
-) -> Iterator[StepCurves]:
-    """The curves of each number of records that can be drawn; gradient norms come first.
+    """A chart or a map for each number of measured records, gradient norms first; then curves of what has a map.
 
     places: module or parameter -> its position in the model
+    marks:  those of each mode and statistic
     """
     by_mode = grouped(records, lambda record: str(record["mode"]))
+    curves = list[Iterator[Figure]]()
     for mode in list(by_mode)[:MOST_MODES]:
         names = dict.fromkeys(chain.from_iterable(numbers(record, ABOUT) for record in by_mode[mode]))
         for name in sorted(list(names)[:MOST_CHARTS], key=lambda name: name != "norm"):
@@ -174,28 +82,75 @@ def step_curves(
             title = "gradient norm" if is_gradient_norm else name
             if len(by_mode) > 1:
                 title += f", {mode} mode"
-            modules, unit = by_module(by_mode[mode], name, places, is_number)
-            points = {path: (steps, list(map(float, values))) for path, (steps, values) in modules.items()}
-            yield StepCurves(title, name, points, unit, is_gradient_norm, mode)
-
-
-def statistics(
-    records: Sequence[Record], places: Mapping[str, int], *, are_gradients: bool
-) -> Iterator[Figure]:
-    """A picture of each number that a hook recorded."""
-    for curves in step_curves(list(filter(is_measured, records)), places, are_gradients=are_gradients):
-        yield from over_steps(curves.title, curves.points, curves.unit, curves.name, by_layer=curves.by_layer)
+            points, unit = by_module(by_mode[mode], name, places, is_number)
+            marked = NO_MARKS
+            if marks and unit == "step":
+                marked = marks.get((mode, name), NO_MARKS)
+            yield from over_steps(title, points, unit, name, by_layer=is_gradient_norm, marks=marked)
+            if len(points) > COLOURS:
+                curves.append(_largest(title, points, unit, name, marked))
+    yield from filter(None, chain.from_iterable(zip_longest(*curves)))
 
 
 def over_steps(
-    title: str, points: Points, unit: str, name: str, *, by_layer: bool = False
+    title: str, points: Points, unit: str, name: str, *, by_layer: bool = False, marks: Marks = NO_MARKS
 ) -> Iterator[Figure]:
     """A few layers as curves, many as a map of layers and steps; both with `by_layer`."""
-    if len(points) > COLOURS:
+    longest = max(len(xs) for xs, _ in points.values())
+    if len(points) <= COLOURS:
+        series = _series(points, marks)
+        yield from charts(title, series, len(series), x=unit, y=name, noun="layer", order="")
+    if len(points) > COLOURS or (by_layer and len(points) > 1 and longest > 2):
         yield _map(title, points, unit)
-    else:
-        count = len(points)
-        yield from StepCurves(title, name, points, unit, by_layer, open=count, drawn=count).figures()
+
+
+def _series(points: Points, marks: Marks) -> list[Series]:
+    return [Series(module_name(path), xs, ys, marks=marks.get(path, ())) for path, (xs, ys) in points.items()]
+
+
+def _largest(title: str, points: Points, unit: str, name: str, marks: Marks) -> Iterator[Figure]:
+    """Charts of the curves that a rule marked, then of those with the largest absolute values."""
+
+    def size(curve: Series) -> tuple[bool, float]:
+        return bool(curve.marks), max(abs(y) if math.isfinite(y) else math.inf for y in curve.y)
+
+    curves = sorted(_series(points, marks), key=size, reverse=True)
+    first = [thinned(curve, MOST_POINTS) for curve in curves[:MOST_DRAWN]]
+    order = "those with the largest values come first; the map has all"
+    yield from charts(
+        title, first + curves[MOST_DRAWN:], len(first), x=unit, y=name, noun="layer", order=order
+    )
+
+
+def charts(
+    title: str,
+    curves: Sequence[Series],
+    end: int,
+    *,
+    first: int = 0,
+    x: str = "step",
+    y: str,
+    noun: str,
+    order: str,
+    log: bool = True,
+    labels: Sequence[str] | None = None,
+) -> Iterator[Figure]:
+    """Charts of the curves from `first` to `end`, each with as many as there are colours.
+
+    Of more curves, titles say which ones they are, and notes in which order.
+
+    log:    whether the axis of values that are far apart is logarithmic
+    labels: names for x = 0, 1, …
+    """
+    for start in range(first, end, COLOURS):
+        some = curves[start : min(start + COLOURS, end)]
+        which = title
+        note = ""
+        if len(curves) > COLOURS:
+            which += f", {start + 1}–{start + len(some)} of {len(curves)} {noun}s"
+            note = order
+        far_apart = spans_magnitudes(chain.from_iterable(curve.y for curve in some))
+        yield lines(which, some, x=x, y=y, log=log and far_apart, labels=labels, note=note)
 
 
 def _map(title: str, points: Points, unit: str) -> Figure:
@@ -303,10 +258,11 @@ def by_module(
     """
     by_curve = dict[tuple[str, str, str], tuple[list[float], list[Any]]]()
     for record in records:
-        if is_wanted(record.get(name)):
+        value: Any = record.get(name)
+        if is_wanted(value):
             steps, values = by_curve.setdefault(place_of(record), ([], []))
             steps.append(float(record["step"]))
-            values.append(record[name])
+            values.append(float(value) if is_number(value) else value)
     modules = dict[str, tuple[list[float], list[Any]]]()
     restarts = False
     for key in sorted(by_curve, key=lambda key: places.get(key[0], len(places))):

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hookrun.engine.actions.base import ABOUT
 from hookrun.engine.html import framed, notebook
 from hookrun.errors import HookrunError, nearest
 from hookrun.report import write_report
 from hookrun.report.captures import view_capture
-from hookrun.report.curves import MOST_MODES, Record, is_measured, place_of, statistics
-from hookrun.report.distributions import distributions, quantiles_of
-from hookrun.report.draw.charts import Figure
 from hookrun.report.draw.plot import Plot
-from hookrun.report.facts import RunData, read_facts
+from hookrun.report.facts import read_facts
 from hookrun.report.sections import study_sections
 from hookrun.report.sections.metrics import chart, curves_of
 from hookrun.store.captures.read import StoredCapture
@@ -22,31 +18,12 @@ from hookrun.store.format import PREDICTED, REPORT
 
 
 def plot_of_metric(folder: Path, name: str) -> Plot:
-    """The chart of a metric over the steps, or of a statistic that a hook recorded at a module: ``hook/module/name``.
-
-    HookrunError if the run in `folder` has no such metric.
-    """
+    """The chart of a metric over the steps. HookrunError if the run in `folder` has no such metric."""
     facts = read_facts(folder)
     curves = curves_of(facts)
     if name not in curves:
-        recorded = _recorded(facts, name)
-        if recorded:
-            return Plot(name, recorded)
         raise HookrunError(f"{folder} has no metric {name!r} over steps: {nearest(str(name), curves)}")
     return Plot(name, [chart(name, curves[name], facts)])
-
-
-def _recorded(facts: RunData, name: str) -> list[Figure]:
-    """The pictures of a statistic ``hook/module/name``; none if it was not recorded."""
-    hook, _, rest = name.partition("/")
-    module, _, statistic = rest.rpartition("/")
-    records = list[Record]()
-    for record in facts.stats.records:
-        if record["hook"] == hook and statistic in record and "".join(place_of(record)) == module:
-            records.append({key: value for key, value in record.items() if key in ABOUT or key == statistic})
-    records = list(filter(is_measured, records))
-    numbers = statistics(records, {}, are_gradients=False)
-    return [*numbers, *distributions(records, {}, quantiles_of(facts.planned.get(hook)), MOST_MODES)]
 
 
 def plot_of_capture(folder: Path, capture: StoredCapture) -> Plot:

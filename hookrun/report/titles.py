@@ -10,7 +10,7 @@ from hookrun.engine.keys import key_of
 from hookrun.errors import counted, listed, shortened
 from hookrun.report.facts import RunData
 from hookrun.report.sweep_facts import JobData, SweepData
-from hookrun.report.trips import trips, trips_line
+from hookrun.report.trips import trips_line
 from hookrun.store.summary import RunSummary, headline, hooks_line, summary_of
 
 MOST_COMPARED = 1_000
@@ -23,7 +23,7 @@ _WORD = 40
 
 def run_headline(facts: RunData) -> str:
     """What the run did, and how many rules tripped: ``watch · cnn · 2 rules tripped: dead at relu, spike at fc``."""
-    return " · ".join(filter(None, [headline(summary_of(facts.path)), trips_line(trips(facts))]))
+    return " · ".join(filter(None, [headline(summary_of(facts.path)), trips_line(facts)]))
 
 
 def sweep_headline(facts: SweepData) -> str:

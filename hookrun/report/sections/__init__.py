@@ -25,7 +25,6 @@ from hookrun.report.sections import (
     swept,
 )
 from hookrun.report.sweep_facts import SweepData
-from hookrun.report.trips import trips
 from hookrun.store.studies import STUDIES
 
 F = TypeVar("F")
@@ -98,7 +97,6 @@ def _has_template(template: str) -> bool:
 OF_A_RUN: tuple[ReportSection[RunData], ...] = (
     ReportSection("outcome", "", notices.outcome, "outcome.html", "notice"),
     ReportSection("checks", "", notices.failed_checks, "checks.html", "notice"),
-    ReportSection("rules", "", trips, "rules.html", "notice"),
     ReportSection("inactive", "", notices.inactive_hooks, "inactive.html", "notice"),
     ReportSection("notes", "", notices.notes, "notes.html", "notice"),
     ReportSection("latest", "", metrics.latest, "latest.html", "numbers"),

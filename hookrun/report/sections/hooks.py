@@ -7,34 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, islice
+from itertools import islice
 from operator import attrgetter, itemgetter
 from typing import Any
 
 from hookrun.errors import counted, printable, shortened
 from hookrun.report.captures import MOST_VIEWS, CaptureView, place, view_capture
 from hookrun.report.changed_share import NOTHING_CHANGED, ChangedShare, changed_share
-from hookrun.report.curves import (
-    MOST_CHARTS,
-    MOST_DRAWN,
-    MOST_OPEN,
-    Record,
-    StepCurves,
-    is_measured,
-    open_curves,
-    recorded,
-    shared_out,
-    step_curves,
-)
+from hookrun.report.curves import MOST_CHARTS, MOST_OPEN, Record, curves_in, is_measured, recorded, statistics
 from hookrun.report.curves import over_steps as over_steps
-from hookrun.report.curves import statistics as statistics
 from hookrun.report.distributions import distributions, quantiles_of
 from hookrun.report.draw.charts import Figure
 from hookrun.report.draw.text import module_name
 from hookrun.report.facts import MOST_HOOKS, MOST_SAMPLES, RunData, on_parameters
 from hookrun.report.sample_layers import NO_SAMPLES, SampleChooser, sample_layers
 from hookrun.report.sections import metrics
-from hookrun.report.trips import marks_of, type_of
+from hookrun.report.trips import marks_of
 from hookrun.store.captures.read import StoredCapture
 from hookrun.store.records import grouped
 
@@ -65,7 +53,6 @@ class HookView:
     order: its position in the plan; -1 if the plan does not have it
     places: module or parameter -> its position in the model
     left:  captured tensors that are not drawn
-    curves: the numbers that it recorded over steps, and `beyond`, how many of the curves are not drawn
     lines: (place, text) of the first records that contain more than numbers
     samples: for predictions, those of the samples
     changed: how much its edits changed over the steps of a training
@@ -79,8 +66,6 @@ class HookView:
     figures: list[Figure] = field(default_factory=list)
     views: list[CaptureView] = field(default_factory=list)
     left: list[StoredCapture] = field(default_factory=list)
-    curves: list[StepCurves] = field(default_factory=list)
-    beyond: int = 0
     lines: list[tuple[str, str]] = field(default_factory=list)
     samples: dict[str, Any] | None = None
     changed: ChangedShare = NOTHING_CHANGED
@@ -109,7 +94,7 @@ def build(facts: RunData) -> list[HookView]:
         _add_records(view, facts, records.get(name, []), pictures)
         _add_pictures(view, facts, captured.get(name, []), share if name in drawn else 0)
         views.append(view)
-    _draw_curves(views, facts)
+    _fold(views, MOST_OPEN - curves_in(metrics.build(facts) or ()))
     predicted = grouped(facts.predicted, attrgetter("hook"))
     for captures in list(predicted.values())[:MOST_VIEWS]:
         view = HookView("predictions", "what the model predicted", left=captures[share:])
@@ -129,8 +114,9 @@ def _add_records(view: HookView, facts: RunData, records: Sequence[dict[str, Any
         view.places = {match.path: place for place, match in enumerate(hook.targets)}
     view.lines = list(as_lines(records))
     measured = list(filter(is_measured, records))
-    curves = step_curves(measured, view.places, are_gradients=facts.sees_gradients(view.name))
-    view.curves = list(islice(curves, MOST_CHARTS))
+    are_gradients = facts.sees_gradients(view.name)
+    figures = statistics(measured, view.places, are_gradients=are_gradients, marks=marks_of(view.name, facts))
+    view.figures = list(islice(figures, MOST_CHARTS))
     pictures = distributions(measured, view.places, quantiles_of(hook), most)
     for number, figure in enumerate(pictures):
         view.figures.append(replace(figure, folded=number >= OPEN_DISTRIBUTIONS))
@@ -145,32 +131,23 @@ def _add_pictures(view: HookView, facts: RunData, captures: list[StoredCapture],
     view.views = [view_capture(capture, facts) for capture in captures[:most]]
     norms = {place(drawn.capture): drawn.norms for drawn in view.views if drawn.norms is not None}
     if norms:
-        view.curves.append(StepCurves("norm of the captured gradient", "norm", norms, by_layer=True))
+        view.figures += over_steps("norm of the captured gradient", norms, "step", "norm", by_layer=True)
 
 
-def _draw_curves(views: Sequence[HookView], facts: RunData) -> None:
-    """Draw the curves of all hooks before their distributions; few of them are open, of each statistic some."""
-    beside = [*(metrics.build(facts) or ())]
-    marks = marks_of(facts)
+def _fold(views: Sequence[HookView], room: int) -> None:
+    """Fold the figures for whose curves there is no room on the page: by turns of the hooks, the marked ones first."""
+    turns = list[tuple[bool, int, HookView]]()
     for view in views:
-        beside += [*view.changed.figures, *view.figures]
-        for curves in view.curves:
-            of_statistic = marks.get((type_of(facts, view.name), curves.mode, curves.name), {})
-            if curves.unit == "step":
-                curves.marks = {path: of_statistic[path] for path in curves.points if path in of_statistic}
-    by_turns = [(place, curves) for view in views for place, curves in enumerate(view.curves)]
-    by_turns.sort(key=lambda turn: (not turn[1].marks, turn[0]))
-    groups = [curves for _, curves in by_turns]
-    sizes = [len(curves.points) for curves in groups]
-    opened = shared_out(sizes, MOST_OPEN - open_curves(beside))
-    drawn = shared_out(sizes, MOST_DRAWN)
-    for curves, most_open, most_drawn in zip(groups, opened, drawn, strict=True):
-        curves.open = most_open
-        curves.drawn = most_drawn
-    for view in views:
-        pictures = chain.from_iterable(curves.figures() for curves in view.curves)
-        view.figures = [*pictures, *view.figures]
-        view.beyond = sum(len(curves.points) - curves.drawn for curves in view.curves)
+        room -= curves_in(view.changed.figures)
+        for turn, figure in enumerate(view.figures):
+            turns.append(('class="trip"' not in figure.picture, turn, view))
+    turns.sort(key=itemgetter(0, 1))
+    for _, turn, view in turns:
+        count = curves_in([view.figures[turn]])
+        if count > max(room, 0):
+            view.figures[turn] = replace(view.figures[turn], folded=True)
+        else:
+            room -= count
 
 
 def _samples(facts: RunData) -> dict[str, Any] | None:
