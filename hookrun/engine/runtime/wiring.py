@@ -403,6 +403,7 @@ class Wiring:
         forget(self.clock.calls)
         self.clock.calls.begins.clear()
         self.clock.calls.ends.clear()
+        self.clock.ending.clear()
         self.clock.in_graphs.clear()  # breaks reference cycles: their functions refer to the clock
         self.closing.close()
 
