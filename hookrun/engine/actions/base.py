@@ -217,6 +217,11 @@ class Action(Section):
         return False
 
     @property
+    def by_call(self) -> bool:
+        """Whether it treats each call of a module within a forward by itself."""
+        return False
+
+    @property
     def reduces(self) -> bool:
         """Whether what it stores of a tensor has another shape."""
         return False

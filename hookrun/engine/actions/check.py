@@ -69,6 +69,7 @@ class Check(Action):
             probabilities}}`; `update_ratio` on optimizer_step_post, norm(new - old) / norm(old) of a parameter; `loss`
             of the step on forward
     dim:    check the statistic of each index of this dimension, such as a channel; these are told by number
+    share:  report a failure only where at least this share of the indices of `dim` fail
     over:   `{steps: n}`: check the last n steps in which the hook fired
     min_change: over n steps (largest - smallest) / |mean| has to be at least this
     max_ratio:  |number| / |mean of the n steps before| may be at most this
@@ -78,8 +79,8 @@ class Check(Action):
     is compared in float32. An empty tensor passes.
 
     With `of` a number that is NaN or infinite fails at once, and is left out of windows. With `over`, `min` and `max`
-    fail if all n steps are beyond them. A step's number is the mean over its firings: several micro-batches or calls of
-    a module; each rank has the numbers of its own rows. Training and evaluation have windows of their own. Nothing
+    fail if all n steps are beyond them. A step's number is the mean of its micro-batches; each rank has the numbers of
+    its own rows. Training, evaluation and each call of a module within a forward have windows of their own. Nothing
     fails before there are n steps. 0 / 0 is 0, and any other number divided by 0 is infinite. A failure is reported at
     the end of the step in which it begins, and again when another index fails too. `update_ratio` holds a copy of the
     parameters during the step; it is 0 where all elements were 0 before. In your own loop set `hooks.loss = loss`
@@ -94,6 +95,7 @@ class Check(Action):
     policy: Policy = "error"
     of: StatisticName | Options | None = None
     dim: Annotated[int, Field(strict=True, ge=-64, le=63)] | None = None
+    share: Annotated[Finite, Field(gt=0, le=1)] | None = None
     over: Over | None = None
     min_change: Annotated[Finite, Field(gt=0)] | None = None
     max_ratio: Annotated[Finite, Field(gt=0)] | None = None
@@ -106,6 +108,8 @@ class Check(Action):
             for name, given in (("dim", self.dim), ("over", self.over)):
                 if given is not None:
                     raise ValueError(f"`{name}` goes with a statistic: add `of: norm`, or another one")
+        if self.share is not None and self.dim is None:
+            raise ValueError("`share` counts the indices of a dimension: add `dim: 1`, or another one")
         if comparing and self.over is None:
             raise ValueError(
                 f"`{comparing[0]}` compares steps: add `over: {{steps: 50}}`, and `of` if it is missing"
@@ -145,6 +149,11 @@ class Check(Action):
         """Name of each rule of a statistic -> its bound."""
         given = {name: getattr(self, name) for name in ("min", "max", *_OVER_STEPS)}
         return {name: bound for name, bound in given.items() if bound is not None}
+
+    @property
+    def by_call(self) -> bool:
+        """Whether there is a window for each call within a forward."""
+        return self.over is not None
 
     def carried_by(self, hook_type: HookType) -> str | None:
         """`update_ratio` and `loss` are known to hooks of one type."""
@@ -194,9 +203,10 @@ class Check(Action):
 
     def _of_statistic(self, site: HookSite, of: str | Options) -> Halves:
         wanted = statistic(of)
-        rules = Rules(wanted.key, self.bounds, self.dim, None)
-        if self.over is not None:
-            rules = site.over_steps(Rules(wanted.key, self.bounds, self.dim, self.over.steps))
+        steps = None if self.over is None else self.over.steps
+        rules = Rules(wanted.key, self.bounds, self.dim, steps, self.share or 0)
+        if steps is not None:
+            rules = site.over_steps(rules)
         policy = self.policy
         measure: Callable[[Tensor], Tensor] = partial(_number, wanted, self.dim)
         if of == "update_ratio":
