@@ -26,6 +26,8 @@ MOST_DRAWN = 40
 MOST_POINTS = 60
 """Points of each of them."""
 MOST_CHARTS = 24
+LISTING = frozenset({"stats", "expert_load"})
+"""The actions whose lists are drawn."""
 MOST_MODES = 4
 MOST_COLUMNS = 200
 MOST_NAMED = 5
@@ -46,7 +48,7 @@ def recorded(record: Record) -> dict[str, Any]:
 
 def is_measured(record: Record) -> bool:
     """Whether everything recorded can be drawn: numbers, and of statistics also lists of them and histograms."""
-    has_lists = record["action"] == "stats"
+    has_lists = record["action"] in LISTING
     values = recorded(record).values()
     return bool(values) and all(is_number(value) or (has_lists and is_listing(value)) for value in values)
 

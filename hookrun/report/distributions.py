@@ -56,7 +56,8 @@ def distributions(
         modules, unit = by_module(of_mode, name, places, is_listing)
         title = f"{name}, {mode} mode" if len({mode for mode, _ in shown}) > 1 else name
         if name == "counts" and len(modules) > 1:
-            yield from _load(title, modules, list(_of_experts(of_mode)))
+            noun = "expert" if "dead" in of_mode[0] else "index"
+            yield from _load(title, modules, noun, list(_of_experts(of_mode)))
         for path in spread(list(modules), max(1, most // len(shown))):
             yield _picture(f"{title} of {module_name(path)}", name, *modules[path], unit, quantiles)
 
@@ -166,7 +167,7 @@ def _map(title: str, rows: Mapping[str, Array], x: str, **options: Any) -> Figur
 
 
 def _load(
-    title: str, modules: Mapping[str, tuple[Sequence[float], Sequence[Any]]], facts: Sequence[str]
+    title: str, modules: Mapping[str, tuple[Sequence[float], Sequence[Any]]], noun: str, facts: Sequence[str]
 ) -> Iterator[Figure]:
     """A map of the share that each index has of the counts of a layer; none without counts."""
     shares = dict[str, Array]()
@@ -178,7 +179,7 @@ def _load(
         yield _map(
             f"share of {title} by layer",
             {path: shares[path] for path in paths},
-            "expert" if facts else "index",
+            noun,
             note=f"over all recorded steps; an even share is {1 / length:.1%}",
             facts=facts,
             numbers=length <= 12,
