@@ -102,7 +102,8 @@ def _rows(at: Sequence[float], values: Sequence[Any]) -> dict[float, Array]:
         row = _array(value)
         if row is not None:
             rows[place] = row
-    return {place: row for place, row in rows.items() if len(row) == len(list(rows.values())[-1])}
+    lengths = [len(row) for row in rows.values()]
+    return {place: row for place, row in rows.items() if len(row) == lengths[-1]}
 
 
 def _histogram(value: Any) -> tuple[Array, Array] | None:
