@@ -28,14 +28,18 @@ MOST_POINTS = 60
 MOST_CHARTS = 24
 LISTING = frozenset({"stats", "expert_load"})
 """The actions whose lists are drawn."""
+MOST_MARKS = 24
+"""Marks of a curve."""
 MOST_MODES = 4
 MOST_COLUMNS = 200
 MOST_NAMED = 5
 
 Record = Mapping[str, Any]
 Points = dict[str, tuple[list[float], list[float]]]  # name -> steps, values
-Marks = Mapping[str, Sequence[tuple[float, str]]]
-"""Name of a curve -> the steps at which rules tripped, and which ones."""
+Mark = tuple[float, str]
+"""The step at which a rule tripped, and which rule."""
+Marks = Mapping[str, Sequence[Mark]]
+"""Name of a curve -> its marks."""
 NO_MARKS: Marks = {}
 
 
@@ -107,7 +111,10 @@ def over_steps(
 
 
 def _series(points: Points, marks: Marks) -> list[Series]:
-    return [Series(module_name(path), xs, ys, marks=marks.get(path, ())) for path, (xs, ys) in points.items()]
+    series = list[Series]()
+    for path, (xs, ys) in points.items():
+        series.append(Series(module_name(path), xs, ys, marks=marks.get(path, ())[:MOST_MARKS]))
+    return series
 
 
 def _largest(title: str, points: Points, unit: str, name: str, marks: Marks) -> Iterator[Figure]:

@@ -26,6 +26,7 @@ OUTER = 0.001
 OF_EXPERTS = ("dead", "hot")
 """Lists of records that name experts."""
 _LARGEST = 1e280
+"""Larger finite values are drawn as this one."""
 
 
 def quantiles_of(hook: PlannedHookRecord | None) -> list[str]:
@@ -62,6 +63,7 @@ def distributions(
             yield _picture(f"{title} of {module_name(path)}", name, *modules[path], unit, quantiles)
 
 
+@np.errstate(invalid="ignore")  # a mean with both infinities is NaN
 def _picture(
     title: str, name: str, at: Sequence[float], values: Sequence[Any], unit: str, quantiles: Sequence[str]
 ) -> Figure:
@@ -92,7 +94,8 @@ def _array(value: Any) -> Array | None:
     """[n] of a list of numbers; None for anything else."""
     if not isinstance(value, list) or not value or not all(map(is_number, value)):
         return None
-    return np.array(value, dtype=np.float64)
+    array = np.array(value, dtype=np.float64)
+    return np.where(np.isinf(array), array, array.clip(-_LARGEST, _LARGEST))
 
 
 def _rows(at: Sequence[float], values: Sequence[Any]) -> dict[float, Array]:
@@ -114,9 +117,9 @@ def _histogram(value: Any) -> tuple[Array, Array] | None:
     edges = _array(value.get("edges"))
     if counts is None or edges is None or len(edges) != len(counts) + 1:
         return None
-    edges = edges.clip(-_LARGEST, _LARGEST)
     below = np.append(0, counts.cumsum())
-    if not (0 < below[-1] < np.inf and (counts >= 0).all() and (np.diff(edges) > 0).all()):
+    is_finite = bool(np.isfinite(below[-1]) and np.isfinite(edges).all())
+    if not is_finite or below[-1] == 0 or (counts < 0).any() or (np.diff(edges) <= 0).any():
         return None
     return edges, below / below[-1]
 
@@ -167,25 +170,23 @@ def _map(title: str, rows: Mapping[str, Array], x: str, **options: Any) -> Figur
     return HeatMap(title, table, rows=list(rows), columns=columns, x=x, valid=valid, **options).figure()
 
 
+@np.errstate(invalid="ignore")
 def _load(
     title: str, modules: Mapping[str, tuple[Sequence[float], Sequence[Any]]], noun: str, facts: Sequence[str]
-) -> Iterator[Figure]:
+) -> list[Figure]:
     """A map of the share that each index has of the counts of a layer; none without counts."""
     shares = dict[str, Array]()
     for path, (at, values) in modules.items():
         total = sum(_rows(at, values).values(), start=np.zeros(1))
         if 0 < total.sum() < np.inf:
             shares[module_name(path)] = total / total.sum()
+    figures = list[Figure]()
     for length, paths in grouped(shares, lambda path: len(shares[path])).items():
-        yield _map(
-            f"share of {title} by layer",
-            {path: shares[path] for path in paths},
-            noun,
-            note=f"over all recorded steps; an even share is {1 / length:.1%}",
-            facts=facts,
-            numbers=length <= 12,
-            written="{:.1%}".format,
-        )
+        rows = {path: shares[path] for path in paths}
+        note = f"over all recorded steps; an even share is {1 / length:.1%}"
+        options = {"note": note, "facts": facts, "numbers": length <= 12, "written": "{:.1%}".format}
+        figures.append(_map(f"share of {title} by layer", rows, noun, **options))
+    return figures
 
 
 def _of_experts(records: Sequence[Record]) -> Iterator[str]:

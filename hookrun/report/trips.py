@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from hookrun.errors import counted, shortened
-from hookrun.report.curves import Marks, Record, place_of
+from hookrun.report.curves import MOST_MARKS, Mark, Record, place_of
 from hookrun.report.draw.text import module_name, number
 from hookrun.report.facts import RunData
 from hookrun.store.records import grouped
 
-MOST_MARKS = 24
-"""Marks of a curve."""
 _WORD = 30
 _ENDING = ("error", "stop")
 """Policies that end the run."""
@@ -33,31 +31,25 @@ def trips_line(facts: RunData) -> str:
     return f"{counted(len(worst), 'rule')} tripped: {'; '.join(where for _, _, where in worst[:2])}"
 
 
-def marks_of(hook: str, facts: RunData) -> dict[tuple[str, str], Marks]:
-    """(mode, statistic) -> the marks of the curves of a hook, from rules in hooks of its type."""
-    planned = facts.planned.get(hook)
-    of_type = list[Record]()
+def marks_by_type(facts: RunData) -> dict[str | None, dict[tuple[str, str], dict[str, list[Mark]]]]:
+    """Hook type -> (mode, statistic) -> name of a curve -> the marks from rules in hooks of this type."""
+    found = dict[str | None, dict[tuple[str, str], dict[str, list[Mark]]]]()
     for record in facts.trips:
-        other = facts.planned.get(record["hook"])
-        if planned is not None and other is not None and other.hook == planned.hook:
-            of_type.append(record)
-    by_statistic = grouped(of_type, lambda record: (record["mode"], str(record.get("of"))))
-    found = dict[tuple[str, str], Marks]()
-    for statistic, records in by_statistic.items():
-        by_curve = grouped(records, lambda record: "".join(place_of(record)))
-        found[statistic] = {
-            curve: list(map(_mark, of_curve[:MOST_MARKS])) for curve, of_curve in by_curve.items()
-        }
+        planned = facts.planned.get(record["hook"])
+        if planned is not None:
+            of_type = found.setdefault(planned.hook, {})
+            of_statistic = of_type.setdefault((record["mode"], str(record.get("of"))), {})
+            of_statistic.setdefault("".join(place_of(record)), []).append(_mark(record))
     return found
 
 
-def loss_marks(facts: RunData) -> list[tuple[float, str]]:
+def loss_marks(facts: RunData) -> list[Mark]:
     """The marks of the curve of the training loss."""
     spikes = [record for record in facts.trips if record.get("of") == "loss" and record["mode"] == "train"]
     return list(map(_mark, spikes[:MOST_MARKS]))
 
 
-def _mark(record: Record) -> tuple[float, str]:
+def _mark(record: Record) -> Mark:
     return float(record["step"]), shortened(
         f"{record['hook']}: {record['rule']} {number(record.get('bound'))}"
     )

@@ -64,6 +64,7 @@ BAD = [
     {"counts": {"a": 1}, "edges": None},
     {"counts": [10**300, 10**300], "edges": [-(10**300), 0, 10**300]},
     {},
+    [math.inf, -math.inf, 1e308, 1e308],
     [],
     ["<script>", None],
     [[1, 2], [3]],
@@ -79,6 +80,15 @@ def test_what_is_not_valid_is_left_out(name: str) -> None:
         assert "<script>" not in figure.picture
     [figure] = drawn("histogram", [*BAD, histogram(np.arange(10.0))])
     assert rows(figure)[-1][0] == len(BAD)
+
+
+def test_numbers_out_of_reach_are_drawn_quietly() -> None:
+    values = [[math.inf, -math.inf, math.nan, 1.7e308, -1.7e308] * 60 for _ in range(3)]
+    for name in ("quantiles", "counts", "mean"):
+        records = [
+            record("h", layer, step, **{name: value}) for layer in "ab" for step, value in enumerate(values)
+        ]
+        assert all(figure.picture for figure in distributions(records, {}, (), 40))
 
 
 def test_ten_thousand_bins_leave_the_page_small(tmp_path: Path) -> None:

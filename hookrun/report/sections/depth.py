@@ -26,6 +26,8 @@ MOST_BYTES = 2**19
 """Bytes read at the end of a job's stats.jsonl."""
 MOST_STATISTICS = 24
 MOST_MODULES = 400
+MOST_VALUE = 1e280
+"""Larger values, NaN and infinities are left out."""
 
 Statistic = tuple[str, str, str]
 """Hook, mode and name."""
@@ -60,7 +62,10 @@ def _last_means(folder: Path, order: dict[str, dict[str, None]]) -> dict[Statist
     for record in records:
         order.setdefault(record["hook"], {}).setdefault(record["module"])
         if record["epoch"] == records[-1]["epoch"]:
-            for name, value in numbers(record, ABOUT).items():
+            finite = {
+                name: value for name, value in numbers(record, ABOUT).items() if abs(value) < MOST_VALUE
+            }
+            for name, value in finite.items():
                 of_module = values.setdefault((record["hook"], record["mode"], name), {})
                 of_module.setdefault(record["module"], []).append(float(value))
     means = dict[Statistic, dict[str, float]]()

@@ -5,7 +5,7 @@ The keys of a record decide how it is shown, so records of new actions are shown
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from operator import attrgetter, itemgetter
@@ -14,7 +14,16 @@ from typing import Any
 from hookrun.errors import counted, printable, shortened
 from hookrun.report.captures import MOST_VIEWS, CaptureView, place, view_capture
 from hookrun.report.changed_share import NOTHING_CHANGED, ChangedShare, changed_share
-from hookrun.report.curves import MOST_CHARTS, MOST_OPEN, Record, curves_in, is_measured, recorded, statistics
+from hookrun.report.curves import (
+    MOST_CHARTS,
+    MOST_OPEN,
+    Marks,
+    Record,
+    curves_in,
+    is_measured,
+    recorded,
+    statistics,
+)
 from hookrun.report.curves import over_steps as over_steps
 from hookrun.report.distributions import distributions, quantiles_of
 from hookrun.report.draw.charts import Figure
@@ -22,7 +31,7 @@ from hookrun.report.draw.text import module_name
 from hookrun.report.facts import MOST_HOOKS, MOST_SAMPLES, RunData, on_parameters
 from hookrun.report.sample_layers import NO_SAMPLES, SampleChooser, sample_layers
 from hookrun.report.sections import metrics
-from hookrun.report.trips import marks_of
+from hookrun.report.trips import marks_by_type
 from hookrun.store.captures.read import StoredCapture
 from hookrun.store.records import grouped
 
@@ -89,9 +98,10 @@ def build(facts: RunData) -> list[HookView]:
     names.sort(key=lambda name: order.get(name, len(order)))
     views = list[HookView]()
     pictures = max(OPEN_DISTRIBUTIONS, MOST_DISTRIBUTIONS // max(len(records), 1))
+    marks = marks_by_type(facts)
     for name in names:
         view = HookView(name, order=order.get(name, -1))
-        _add_records(view, facts, records.get(name, []), pictures)
+        _add_records(view, facts, records.get(name, []), pictures, marks)
         _add_pictures(view, facts, captured.get(name, []), share if name in drawn else 0)
         views.append(view)
     _fold(views, MOST_OPEN - curves_in(metrics.build(facts) or ()))
@@ -104,18 +114,26 @@ def build(facts: RunData) -> list[HookView]:
     return [view for view in views if not view.is_empty]
 
 
-def _add_records(view: HookView, facts: RunData, records: Sequence[dict[str, Any]], most: int) -> None:
-    """Add what a hook recorded, with at most so many distributions, and draw them."""
+def _add_records(
+    view: HookView,
+    facts: RunData,
+    records: Sequence[dict[str, Any]],
+    most: int,
+    marks: Mapping[str | None, Mapping[tuple[str, str], Marks]],
+) -> None:
+    """Draw what a hook recorded, with at most so many distributions, and with the marks of its type."""
     hook = facts.planned.get(view.name)
+    of_type = dict[tuple[str, str], Marks]()
     if hook is not None:
         noun = "parameter" if on_parameters(hook.hook) else "module"
         view.title = f"{hook.hook}, {hook.action} on {counted(len(hook.targets), noun)}"
         view.changed = changed_share(hook, facts)
         view.places = {match.path: place for place, match in enumerate(hook.targets)}
+        of_type |= marks.get(hook.hook, {})
     view.lines = list(as_lines(records))
     measured = list(filter(is_measured, records))
     are_gradients = facts.sees_gradients(view.name)
-    figures = statistics(measured, view.places, are_gradients=are_gradients, marks=marks_of(view.name, facts))
+    figures = statistics(measured, view.places, are_gradients=are_gradients, marks=of_type)
     view.figures = list(islice(figures, MOST_CHARTS))
     pictures = distributions(measured, view.places, quantiles_of(hook), most)
     for number, figure in enumerate(pictures):
