@@ -55,12 +55,12 @@ def distributions(
     for mode, name in shown:
         of_mode = [record for record in records if str(record["mode"]) == mode]
         modules, unit = by_module(of_mode, name, places, is_listing)
-        title = f"{name}, {mode} mode" if len({mode for mode, _ in shown}) > 1 else name
+        suffix = f", {mode} mode" if len({mode for mode, _ in shown}) > 1 else ""
         if name == "counts" and len(modules) > 1:
             noun = "expert" if "dead" in of_mode[0] else "index"
-            yield from _load(title, modules, noun, list(_of_experts(of_mode)))
+            yield from _load(f"share of {name} by layer{suffix}", modules, noun, list(_of_experts(of_mode)))
         for path in spread(list(modules), max(1, most // len(shown))):
-            yield _picture(f"{title} of {module_name(path)}", name, *modules[path], unit, quantiles)
+            yield _picture(f"{name} of {module_name(path)}{suffix}", name, *modules[path], unit, quantiles)
 
 
 @np.errstate(invalid="ignore")  # a mean with both infinities is NaN
@@ -185,7 +185,7 @@ def _load(
         rows = {path: shares[path] for path in paths}
         note = f"over all recorded steps; an even share is {1 / length:.1%}"
         options = {"note": note, "facts": facts, "numbers": length <= 12, "written": "{:.1%}".format}
-        figures.append(_map(f"share of {title} by layer", rows, noun, **options))
+        figures.append(_map(title, rows, noun, **options))
     return figures
 
 
