@@ -279,7 +279,7 @@ def _number(of: Statistic, dim: int | None, x: Tensor) -> Tensor:
             f"dim: {dim} has {len(rows.x):,} indices, and a record has at most {MOST_NUMBERS:,} numbers"
         )
     if not x.numel():
-        return rows.flat[0].double()
+        return rows.x.flatten().double()
     return numbers_of(rows, [of])[:, 0]
 
 
