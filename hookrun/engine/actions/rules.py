@@ -10,9 +10,6 @@ from hookrun.errors import counted
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-LOSS = "loss"
-"""The statistic of a step that its end tells, not its firings."""
-
 _SHOWN = 4
 """How many units a message names."""
 

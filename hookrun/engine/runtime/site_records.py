@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from hookrun.engine.actions.base import RECORD_KEYS, Measured
-from hookrun.engine.actions.check import verdict
+from hookrun.engine.actions.check import LOSS, verdict
 from hookrun.engine.actions.fields import Meaning
-from hookrun.engine.actions.rules import LOSS, Place, Rules
+from hookrun.engine.actions.rules import Place, Rules
 from hookrun.engine.runtime.checkpointing import repeating
 from hookrun.engine.runtime.rng import kept_samples
 from hookrun.engine.runtime.site_draws import SiteDraws

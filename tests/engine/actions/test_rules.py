@@ -25,7 +25,7 @@ def hook(**keys: Any) -> dict[str, dict[str, Any]]:
 
 
 def told(numbers: Iterable[float | Sequence[float]], **keys: Any) -> list[dict[str, Any]]:
-    """The records when the statistic has these numbers in successive steps: of the tensor, or of each index of dim 0."""
+    """The records when the statistic has these numbers in successive steps, that of the tensor or of each row."""
     with hookrun.hooked(nn.Identity(), hook(**keys)) as hooks:
         for number in numbers:
             hooks_see(hooks, torch.tensor(number, dtype=torch.float64).unsqueeze(-1))
@@ -63,7 +63,7 @@ def broken_by_hand(numbers: np.ndarray, rule: str, bound: float, n: int) -> list
     return [step for step, now in enumerate(broken) if now and not (step and broken[step - 1])]
 
 
-RULES = [("max", 0.2), ("min", -0.2), ("min_change", 1.5), ("max_ratio", 4.0), ("max_zscore", 1.5)]
+RULES = [("max", -0.3), ("min", 0.3), ("min_change", 1.5), ("max_ratio", 4.0), ("max_zscore", 1.5)]
 
 
 @pytest.mark.parametrize(("rule", "bound"), RULES)
@@ -279,7 +279,7 @@ def test_the_update_ratio_is_that_of_one_step() -> None:
             model(torch.ones(1, 3)).sum().backward()
             old = model.weight.detach().clone()
             optimizer.step()
-            ratios.append(float((model.weight - old).norm() / old.norm()))
+            ratios.append(float((model.weight.detach() - old).norm() / old.norm()))
     found = {(record["module"], record["step"]): record["number"] for record in hooks.records}
     assert found["weight", 0] == pytest.approx(ratios[0])
     assert found["weight", 2] == pytest.approx(ratios[2])
@@ -295,7 +295,7 @@ def test_a_loss_that_is_not_known_is_an_error() -> None:
         assert [record["number"] for record in hooks.records] == [1.5]
         assert hooks.loss is None
         hooks.clock.model(torch.ones(1))
-        with pytest.raises(HookError, match="the loss of step 1 is not known: set `hooks.loss = loss`"):
+        with pytest.raises(HookError, match="the loss of step 1 is not known: set `hooks"):
             hooks.step()
         with pytest.raises(HookrunError, match="expected one number"):
             hooks.loss = torch.ones(2)
@@ -312,14 +312,14 @@ def test_units_that_change_in_number_are_an_error() -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"dim": 3, "max": 0}, "Dimension out of range"),
-        ({"dim": 1, "max": 0}, "at most 4,096"),
+        ({"dim": 3, "max": 0}, "dim: 3 is not a dimension of the tensor"),
+        ({"dim": 1, "max": 0}, "a record has at most 4,096"),
         ({"dim": 0, "max": 0, "over": {"steps": 10**8}}, "more than 4,194,304 numbers"),
     ],
 )
 def test_units_that_cannot_be_kept_are_refused_before_the_run(keys: dict[str, Any], message: str) -> None:
     with pytest.raises(CompileError, match=message):
-        hookrun.compile(hook(**keys), nn.Identity(), example=torch.ones(2, 5000))
+        hookrun.compile(hook(**keys), nn.Identity(), example=((torch.ones(2, 5000),), {}))
 
 
 @pytest.mark.parametrize(
@@ -328,15 +328,15 @@ def test_units_that_cannot_be_kept_are_refused_before_the_run(keys: dict[str, An
         ({"of": {"quantiles": [0.5]}, "max": 1}, "of: quantiles is a list of numbers: check one number"),
         ({"of": {"counts": 4}, "max": 1}, "of: counts is a list"),
         ({"of": "norm"}, "nothing is left to check: give min or max"),
-        ({"of": "norm", "over": {"steps": 3}}, "give min, max, min_change, max_ratio or max_zscore"),
-        ({"of": "norm", "max_ratio": 3}, "`max_ratio` compares steps: add `over: {steps: 50}`"),
-        ({"over": {"steps": 3}, "max": 1}, "`over` goes with a statistic: add `of: norm`"),
-        ({"dim": 1, "max": 1}, "`dim` goes with a statistic"),
-        ({"max_zscore": 1}, "add `over: {steps: 50}`, and `of` if it is missing"),
+        ({"of": "norm", "over": {"steps": 3}}, "give min or max or min_change or max_ratio or max_zscore"),
+        ({"of": "norm", "max_ratio": 3}, "`max_ratio` goes with `over`: add `over: {steps: 50}`"),
+        ({"over": {"steps": 3}, "max": 1}, "`over` goes with `of`: add `of: norm`"),
+        ({"dim": 1, "max": 1}, "`dim` goes with `of`"),
+        ({"max_zscore": 1}, "`max_zscore` goes with `over`"),
         ({"of": "norm", "max": 1, "finite": True}, "leave it out"),
         ({"of": "norm", "max": 1, "share": 0.5}, "add `dim: 1`"),
         ({"of": "norm", "max": 1, "min": 2}, "min 2.0 is greater than max 1.0"),
-        ({"of": "loss", "max": 1}, "add `over: {steps: 1}`"),
+        ({"of": "loss", "max": 1}, "add `over: {steps: 50}`, and leave `dim` out"),
         ({"of": "norm", "over": {"steps": 1}, "max_zscore": 1}, "more than one step"),
         ({"of": "median", "max": 1}, "Input should be 'mean'"),
     ],
