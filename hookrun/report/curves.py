@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain, compress, pairwise, zip_longest
 from operator import itemgetter
 from typing import Any
@@ -38,8 +39,8 @@ Record = Mapping[str, Any]
 Points = dict[str, tuple[list[float], list[float]]]  # name -> steps, values
 Mark = tuple[float, str]
 """The step at which a rule tripped, and which rule."""
-Marks = Mapping[str, Sequence[Mark]]
-"""Name of a curve -> its marks."""
+Marks = Mapping[Any, Sequence[Mark]]
+"""What names a curve -> its marks."""
 NO_MARKS: Marks = {}
 
 
@@ -67,17 +68,29 @@ def curves_in(figures: Iterable[Figure]) -> int:
     return sum(figure.picture.count('<path class="line') for figure in figures if not figure.folded)
 
 
+def fold(figures: Iterable[Figure], room: int) -> list[Figure]:
+    """The figures, of which those are folded that have more curves than there is still room for on the page."""
+    shown = list[Figure]()
+    for figure in figures:
+        curves = curves_in([figure])
+        is_folded = figure.folded or curves > max(room, 0)
+        room -= 0 if is_folded else curves
+        shown.append(replace(figure, folded=is_folded))
+    return shown
+
+
 def statistics(
     records: Iterable[Record],
     places: Mapping[str, int],
     *,
     are_gradients: bool,
-    marks: Mapping[tuple[str, str], Marks] | None = None,
+    hook_type: str | None = None,
+    marks: Marks = NO_MARKS,
 ) -> Iterator[Figure]:
     """A chart or a map for each number of measured records, gradient norms first; then curves of what has a map.
 
     places: module or parameter -> its position in the model
-    marks:  those of each mode and statistic
+    marks:  those of curves by hook type, mode, statistic and name
     """
     by_mode = grouped(records, lambda record: str(record["mode"]))
     curves = list[Iterator[Figure]]()
@@ -89,9 +102,7 @@ def statistics(
             if len(by_mode) > 1:
                 title += f", {mode} mode"
             points, unit = by_module(by_mode[mode], name, places, is_number)
-            marked = NO_MARKS
-            if marks and unit == "step":
-                marked = marks.get((mode, name), NO_MARKS)
+            marked = {path: marks.get((hook_type, mode, name, path), ()) for path in points if unit == "step"}
             yield from over_steps(title, points, unit, name, by_layer=is_gradient_norm, marks=marked)
             if len(points) > COLOURS:
                 curves.append(_largest(title, points, unit, name, marked))
