@@ -124,7 +124,7 @@ def _ridge(title: str, histograms: Mapping[float, tuple[Array, Array]], unit: st
     heads = (unit, f"quantile {OUTER}", "median", f"quantile {1 - OUTER}")
     table = Table(ALL, heads, tuple(tuple(map(number, row)) for row in rows))
     note = (
-        f"{len(places)} of {counted(len(histograms), unit)}; each row is as high as its fullest bin; "
+        f"{len(places)} of {len(histograms):,} rows; each is as high as its fullest bin; "
         f"{OUTER:.1%} of its values are not drawn at each end"
     )
     return ridge(title, places, shares, edges, y=unit, table=table, note=note)
