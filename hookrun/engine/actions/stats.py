@@ -133,7 +133,7 @@ def _measuring(of: tuple[Statistic | Options, ...], dim: int | None, widens: boo
     wanted = statistics(of)
     names = tuple(each.key for each in wanted)
     has_values = not SIZES.issuperset(names)
-    forms = _forms(wanted, dim)
+    forms = {each.key: partial(_in_form, each.value) for each in wanted if each.key == "histogram"}
 
     def measure(x: Tensor, readable: bool = False) -> dict[str, Any]:
         if has_values and not widens:
@@ -162,7 +162,10 @@ def _measuring(of: tuple[Statistic | Options, ...], dim: int | None, widens: boo
         else:
             rows = rows_of(x, dim)
         rows.update(sizes)
-        return {**{each.key: each.define(rows) for each in wanted}, **forms}
+        found = {each.key: each.define(rows) for each in wanted}
+        if forms:
+            found[FORMS] = forms
+        return found
 
     return measure
 
@@ -175,14 +178,11 @@ def _of_nothing(wanted: Sequence[Wanted], places: int | None) -> dict[str, Any]:
     return {key: value if key in SIZES else [value] * places for key, value in found.items()}
 
 
-def _forms(wanted: Sequence[Wanted], dim: int | None) -> dict[str, Any]:
-    """What makes the histogram of a record, of the numbers of one row or of several."""
-
-    def form(value: Callable[[Sequence[Any]], Any], numbers: Sequence[Any]) -> Any:
-        return value(numbers) if dim is None else [value(row) for row in numbers]
-
-    forms = {each.key: partial(form, each.value) for each in wanted if each.key == "histogram"}
-    return {FORMS: forms} if forms else {}
+def _in_form(value: Callable[[Sequence[Any]], Any], numbers: Sequence[Any]) -> Any:
+    """What a record holds of the numbers of one row, or of each of several: of a dimension, or of `torch.vmap`."""
+    if isinstance(numbers[0], list):
+        return [_in_form(value, row) for row in numbers]
+    return value(numbers)
 
 
 # ---- tensors on the CPU, part by part: memory is read once, further passes hit the cache -----------------------

@@ -53,7 +53,9 @@ ABOUT = ("hook", "module", "path", "action", "mode", "epoch", "step", "call")
 def close(value: Any, expected: Any, rel: float = 1e-5) -> bool:
     """Whether two records hold the same numbers."""
     if isinstance(expected, dict):
-        return value.keys() == expected.keys() and all(close(value[key], expected[key], rel) for key in expected)
+        return value.keys() == expected.keys() and all(
+            close(value[key], expected[key], rel) for key in expected
+        )
     if isinstance(expected, list):
         return len(value) == len(expected) and all(map(close, value, expected, [rel] * len(expected)))
     return bool(value == pytest.approx(expected, rel=rel, abs=1e-6, nan_ok=True))
@@ -150,7 +152,10 @@ def test_rows_of_a_graph_have_the_same_numbers() -> None:
         for dim in (None, 1):
             measured = measuring([*EACH_OPTIONS, "numel"], dim)(x)
             numbers = numbers_of(rows_of(x, dim), wanted)
-            assert numbers.shape == (1 if dim is None else x.shape[1], sum(each.length or 1 for each in wanted))
+            assert numbers.shape == (
+                1 if dim is None else x.shape[1],
+                sum(each.length or 1 for each in wanted),
+            )
             assert numbers.dtype is torch.float64
             start = 0
             for each in wanted:
@@ -289,7 +294,11 @@ def test_of_several_tensors_those_are_recorded_that_have_the_statistics() -> Non
     model = nn.Sequential(router)
     hooks: dict[str, Any] = {
         name: {**FORWARD, "of": of}
-        for name, of in {"floats": ["mean", "max"], "integers": [{"counts": 2}, "mean"], "all": ["numel"]}.items()
+        for name, of in {
+            "floats": ["mean", "max"],
+            "integers": [{"counts": 2}, "mean"],
+            "all": ["numel"],
+        }.items()
     }
     with hookrun.hooked(model, hooks) as installed:
         model(torch.tensor([1.0, -1.0, 2.0]))
