@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
     from hookrun.engine.actions.fields import Keep
+    from hookrun.engine.actions.rules import Rules
     from hookrun.engine.actions.values import InlineFunction
     from hookrun.engine.trust.load import Trusted
     from hookrun.engine.values.host_copies import HostCopy
@@ -227,6 +228,11 @@ class Action(Section):
         return False
 
     @property
+    def by_call(self) -> bool:
+        """Whether it treats each call of a module within a forward by itself."""
+        return False
+
+    @property
     def reduces(self) -> bool:
         """Whether what it stores of a tensor has another shape."""
         return False
@@ -407,6 +413,15 @@ class ActionRecords(Protocol):
     def check_result(self, ok: Tensor, message: str, policy: str, least: Tensor, largest: Tensor) -> None:
         """Report the result of a check under the policy. ok, least, largest: [], the result and the extremes."""
 
+    def over_steps(self, rules: Rules) -> Rules:
+        """Let rules judge the numbers of each step when it ends, and keep their state; to be called in `build`.
+
+        Returns the rules of the first call at this site.
+        """
+
+    def judge(self, numbers: Tensor, rules: Rules, policy: str) -> None:
+        """Let rules judge numbers [R], float64, under the policy: now, or those of `over_steps` when the step ends."""
+
     def keep(self) -> Keeper:
         """A function that stores a captured value."""
 
@@ -425,6 +440,12 @@ class ActionModule(Protocol):
 
     reads_arguments: bool
     """On `forward` and `forward_pre` the action needs the arguments of the module call; `build` may set it."""
+
+    reads_before: bool
+    """On `optimizer_step_post` the action needs the parameter as it was before the step; `build` may set it."""
+
+    before: Tensor | None
+    """A copy of that parameter, while the hook fires."""
 
     def function(self, field: str) -> Trusted | InlineFunction:
         """The user's own function that `field` names."""

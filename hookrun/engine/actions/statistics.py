@@ -120,14 +120,14 @@ class Options(OneOf):
         return f"{name}: {list(given) if isinstance(given, tuple) else given}"
 
 
-def _kind(raw: Any) -> str:
+def kind_of(raw: Any) -> str:
     """Whether an item is a name or a mapping; a statistic that needs options is one, though written as a name."""
     needs_options = isinstance(raw, str) and raw in Options.model_fields and raw not in get_args(Name)
     return "a mapping" if needs_options or isinstance(raw, Mapping | Options) else "a name"
 
 
 Item = Annotated[
-    Annotated[Name, Kind("a name")] | Annotated[Options, Kind("a mapping")], Discriminator(_kind)
+    Annotated[Name, Kind("a name")] | Annotated[Options, Kind("a mapping")], Discriminator(kind_of)
 ]
 """An item of `of`; an error message is about the form that was given."""
 
