@@ -61,7 +61,7 @@ class Stats(Action):
     and the rest is NaN.
 
     `entropy` is in nats: that of softmax over the last dimension, or of probabilities divided by their sum, as the mean
-    over the other dimensions. `dynamic_range` is log2 of the largest absolute value over the smallest one that is not 0.
+    over the other dimensions. `dynamic_range` is log2 of the largest absolute value over the smallest one except 0.
     `underflows` is the fraction of the non-zero elements below the smallest normal number of the tensor's dtype.
 
     `quantiles` are those of torch.quantile, which sorts the elements; a NaN makes all of them NaN. `histogram` has the
