@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 from by_torch import statistics_by_torch
+from quick_collector import quick_collector
+from quick_coverage import quick_coverage
 from quick_hydra import quick_hydra
 from quick_torch import quick_torch
 from readable_ids import readable_id
@@ -29,7 +31,7 @@ FROZEN = pytest.StashKey[int]()
 def pytest_configure(config: pytest.Config) -> None:
     """Register the marks. The width of output is set by the tests themselves: xdist sets COLUMNS."""
     os.environ.pop("COLUMNS", None)
-    gc.set_threshold(10_000, 20, 50)
+    quick_collector()
     if hasattr(os, "fork") and not hasattr(config, "workerinput"):
         config.stash[SERVER] = WarmServer()
     config.addinivalue_line(
@@ -37,6 +39,12 @@ def pytest_configure(config: pytest.Config) -> None:
         "before_compilers: runs before all other tests. After a compilation that failed, torch leaves Python with one "
         "more reference in each call, and hookrun overwrites no output then",
     )
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionstart() -> None:
+    """Once pytest-cov has started, if it is asked to."""
+    quick_coverage()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
