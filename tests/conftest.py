@@ -39,6 +39,9 @@ def pytest_configure(config: pytest.Config) -> None:
         "before_compilers: runs before all other tests. After a compilation that failed, torch leaves Python with one "
         "more reference in each call, and hookrun overwrites no output then",
     )
+    config.addinivalue_line(
+        "markers", "takes_long: runs early, so that at the end no process of xdist has to wait for it"
+    )
 
 
 @pytest.hookimpl(trylast=True)
@@ -48,7 +51,8 @@ def pytest_sessionstart() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The tests marked `before_compilers` are the first ones; the others keep their order."""
+    """The tests marked `before_compilers` are the first ones, then those that take long; others keep their order."""
+    items.sort(key=lambda item: item.get_closest_marker("takes_long") is None)
     items.sort(key=lambda item: item.get_closest_marker("before_compilers") is None)
 
 
