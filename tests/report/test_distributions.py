@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_runs import made_run, planned, record, shown
+from made_curves import made_run, planned, record, shown
 
 from hookrun.report.distributions import distributions
 from hookrun.report.draw.charts import Figure

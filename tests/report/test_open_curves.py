@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_runs import made_run, planned, record, shown
+from made_curves import made_run, planned, record, shown
 
 STATISTICS = ("mean", "std", "min", "max", "norm", "zeros")
 

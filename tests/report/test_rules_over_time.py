@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from made_runs import made_run, planned, record, shown
+from made_curves import made_run, planned, record, shown
 
 STEPS = 40
 
