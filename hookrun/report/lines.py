@@ -6,13 +6,15 @@ import os
 import random
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from hookrun.store.files import MissingFile, StoreError, decoded_lines
+from hookrun.store.files import MissingFile, StoreError, decoded_lines, open_inside
+from hookrun.store.format import decode
 from hookrun.store.records import Record
 from hookrun.store.scores import is_batch, is_part
 
@@ -89,6 +91,19 @@ def sampled(
         if counts[kind]
     ]
     return lines
+
+
+def last_records(path: Path, model: type[Record], limit: int) -> list[dict[str, Any]]:
+    """The valid records at the end of a file, in at most so many bytes; none if it can't be read."""
+    records = list[dict[str, Any]]()
+    with suppress(StoreError), open_inside(path) as file:
+        file.seek(max(os.fstat(file.fileno()).st_size - limit, 0))
+        for line in file.read(limit).split(b"\n"):
+            with suppress(ValueError):  # the first one is cut, or it is not valid
+                record = decode(line)
+                model.model_validate(record)
+                records.append(record)
+    return records
 
 
 def is_kept(line: Mapping[str, Any]) -> bool:

@@ -2,28 +2,44 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, model_validator
+from pydantic import Tag as Kind
 
 from hookrun.engine.actions.base import Action, Edit, HookSite
-from hookrun.engine.actions.fields import OneOrMore
-from hookrun.engine.actions.statistics import QuantilesOf
+from hookrun.engine.actions.fields import OneOf, OneOrMore
+from hookrun.engine.actions.statistics import Share
 from hookrun.engine.hook_types import FORWARD, FORWARD_PRE, OUTPUT_GRAD
-from hookrun.engine.validation import Section
 from hookrun.engine.values.tensors import require_real, require_whole, widened
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class TopOf(Section):
-    """`{top: 9}`: the largest values, at most one of a sample, with their samples and positions."""
+class Options(OneOf):
+    """What is accumulated with an option.
 
-    top: Annotated[int, Field(strict=True, ge=1, le=1000)]
+    quantiles: the numbers below which these shares of the values lie
+    top:       so many of the largest values
+    """
+
+    quantiles: Annotated[tuple[Share, ...], Field(min_length=1)] = ()
+    top: Annotated[int, Field(strict=True, ge=1, le=1000)] = 0
+
+    def __str__(self) -> str:
+        return f"top: {self.top}" if self.top else f"quantiles: {list(self.quantiles)}"
 
 
-Folds = Literal["mean", "cov"] | QuantilesOf | TopOf
+def _kind_of(raw: Any) -> str:
+    return "a mapping" if isinstance(raw, Mapping | Options) else "a name"
+
+
+Item = Annotated[
+    Annotated[Literal["mean", "cov"], Kind("a name")] | Annotated[Options, Kind("a mapping")],
+    Discriminator(_kind_of),
+]
 
 
 class Fold(Action):
@@ -45,7 +61,9 @@ class Fold(Action):
     hook_types = frozenset({FORWARD, FORWARD_PRE, OUTPUT_GRAD})
     observes = True
     uses = ("fold",)
-    of: OneOrMore[Folds] = ("mean",)
+    of: Annotated[
+        OneOrMore[Item], BeforeValidator(lambda raw: [raw] if isinstance(raw, Mapping | Options) else raw)
+    ] = ("mean",)
     per: Literal["channel", "element"] = "channel"
     dim: Annotated[int, Field(strict=True)] | None = None
     by: Literal["label"] | None = None
@@ -56,7 +74,8 @@ class Fold(Action):
             raise ValueError("`cov` goes with `per: channel`: elements have too many pairs")
         if self.per == "element" and self.dim is not None:
             raise ValueError("`dim` goes with `per: channel`")
-        kinds = [item if isinstance(item, str) else type(item) for item in self.of]
+        options = [item for item in self.of if isinstance(item, Options)]
+        kinds = [item for item in self.of if isinstance(item, str)] + [bool(item.top) for item in options]
         if len(set(kinds)) < len(kinds):
             raise ValueError("`of` names the same twice")
         return self
@@ -64,6 +83,11 @@ class Fold(Action):
     @property
     def works_by_sample(self) -> bool:
         """The rows of the batch are what it accumulates."""
+        return True
+
+    @property
+    def by_call(self) -> bool:
+        """Samples that nobody numbers are numbered by forwards."""
         return True
 
     @property
@@ -75,9 +99,13 @@ class Fold(Action):
         """A function that adds the rows of each tensor."""
         from hookrun.engine.values.folding import Folding, Wanted
 
-        top = [item.top for item in self.of if isinstance(item, TopOf)]
-        at = [item.quantiles for item in self.of if isinstance(item, QuantilesOf)]
-        folding = Folding(Wanted("cov" in self.of, sum(top), *at))
+        top = 0
+        at: tuple[float, ...] = ()
+        for item in self.of:
+            if isinstance(item, Options):
+                top = item.top or top
+                at = item.quantiles or at
+        folding = Folding(Wanted("cov" in self.of, top, at))
         site.register_fold(folding)
 
         def fold(x: Tensor) -> None:

@@ -19,12 +19,11 @@ from hookrun.engine.runtime.part import TensorPart
 from hookrun.engine.runtime.rng import derived_seed
 from hookrun.engine.runtime.site_folds import SiteFolds
 from hookrun.engine.runtime.site_module import SiteModule
-from hookrun.engine.runtime.site_records import SiteRecords
 from hookrun.engine.runtime.site_values import SiteValues
 from hookrun.errors import HookError, reason
 
 
-class HookSite(SiteRecords, SiteValues, SiteModule, SiteFolds):
+class HookSite(SiteFolds, SiteValues, SiteModule):
     """One hook at one module or parameter, see `hookrun.engine.actions.base`; each installation creates new ones.
 
     fired:     how often the hook fired here (its schedule let it through)
@@ -127,12 +126,12 @@ class HookSite(SiteRecords, SiteValues, SiteModule, SiteFolds):
         counts = (self.fired, self.idle, self.changed, self.total)
         in_graphs = self.fired_in_graphs
         before = None if in_graphs is None else in_graphs.clone()
-        was_counted = self.is_counted
-        self.is_counted = False
+        was_uncounted = self.is_uncounted
+        self.is_uncounted = True
         try:
             yield
         finally:
-            self.is_counted = was_counted
+            self.is_uncounted = was_uncounted
             self.fired, self.idle, self.changed, self.total = counts
             if in_graphs is not None and before is not None:
                 in_graphs.copy_(before)

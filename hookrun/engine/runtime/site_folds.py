@@ -10,20 +10,18 @@ from torch import Tensor
 
 from hookrun.engine.actions.base import TokenRows
 from hookrun.engine.plan.table import size
-from hookrun.engine.runtime.site_place import SitePlace
+from hookrun.engine.runtime.site_records import SiteRecords
 from hookrun.engine.values.containers import readable
 from hookrun.engine.values.folding import MOST_BYTES, Folding, SeenRows, keys_of
 
 
-class SiteFolds(SitePlace):
+class SiteFolds(SiteRecords):
     """The fold at one module; see actions/base.py.
 
-    fold:       what it has accumulated; None: the action accumulates nothing
-    is_counted: False while firings are not counted
+    fold: what it has accumulated; None: the action accumulates nothing
     """
 
     fold: Folding | None = None
-    is_counted = True
     _folded: str | None = None
 
     def register_fold(self, folding: Folding) -> None:
@@ -67,7 +65,7 @@ class SiteFolds(SitePlace):
             self.sink.note(self, f"{text}; holds {size(needed)}")
             return
         plain = readable(values)
-        if plain is None or not self.is_counted or self.clock.is_dummy_pass or not values.numel():
+        if plain is None or self.is_uncounted or self.clock.is_dummy_pass or not values.numel():
             return  # without data the model is being traced
         if plain is not values:
             raise ValueError("it cannot accumulate inside a transform of torch.func: fold outside of it")

@@ -112,7 +112,7 @@ def _joined_moments(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[st
 
 
 def _with_rows(top: Sequence[Tensor] | None, seen: SeenRows, most: int) -> list[Tensor]:
-    """The largest values after these rows. On the CPU only the units and samples that may change anything are sorted."""
+    """The largest values after these rows. On the CPU only units and samples that may change anything are sorted."""
     best, rows, keys = _best_of_samples(seen)
     device = best.device
     units = torch.arange(best.shape[1], device=device)
@@ -154,7 +154,7 @@ def _largest(values: Tensor, most: int) -> Tensor:
 
 
 def _best_of_samples(seen: SeenRows) -> tuple[Tensor, Tensor, Tensor]:
-    """[S, U], the largest value of each sample; [S, U], the first row that has it; [S], the samples' keys, ascending."""
+    """[S, U], the largest value of each sample; [S, U], the first row that has it; [S], the ascending keys."""
     values = seen.values
     best = values.amax(2) if values.shape[2] > 1 else values[:, :, 0]
     keys, sample_of = seen.keys.unique(return_inverse=True)

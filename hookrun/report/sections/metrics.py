@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
+from hookrun.report.curves import MOST_MARKS, Mark, fold
 from hookrun.report.draw.charts import Figure, Series, lines
 from hookrun.report.draw.text import number
 from hookrun.report.facts import RunData
 from hookrun.report.lines import is_place, numbers
+from hookrun.report.trips import mark
 from hookrun.store.objective import Direction, direction_of, is_loss
 from hookrun.store.scores import ABOUT, Line, is_batch, is_part
 
 MOST_FIGURES = 60
+MOST_OPEN_CURVES = 12
 MOST_BY_POSITION = 20
 MOST_CURVES = 16
 MOST_LATEST = 100
@@ -44,15 +48,17 @@ def curves_of(facts: RunData) -> dict[str, Curves]:
     return by_name
 
 
-def chart(name: str, curves: Curves) -> Figure:
-    """A chart of a metric."""
-    return lines(name, _series(curves)[:MOST_CURVES], x="step", y=name)
+def chart(name: str, curves: Curves, facts: RunData) -> Figure:
+    """A chart of a metric; rules over time mark the training loss."""
+    trips = [trip for trip in facts.trips if trip.get("of") == name == "loss" and trip["mode"] == "train"]
+    series = _series(curves, list(map(mark, trips[:MOST_MARKS])))
+    return lines(name, series[:MOST_CURVES], x="step", y=name)
 
 
 def build(facts: RunData) -> list[Figure] | None:
     """One chart for each metric with more than one value, with a curve for each split; no chart of a constant lr.
 
-    Single training batches are a thin curve, epoch means have points.
+    Single training batches are a thin curve, epoch means have points. Beyond `MOST_OPEN_CURVES` they are folded.
     """
     by_name = curves_of(facts)
     figures = list[Figure]()
@@ -60,12 +66,12 @@ def build(facts: RunData) -> list[Figure] | None:
         heights = [ys for _, ys in by_name[name].values()]
         is_constant = name == "lr" and len(set(chain.from_iterable(heights))) == 1
         if max(map(len, heights)) > 1 and not is_constant:
-            figures.append(chart(name, by_name[name]))
-    return figures[:MOST_FIGURES] or None
+            figures.append(chart(name, by_name[name], facts))
+    return fold(figures[:MOST_FIGURES], MOST_OPEN_CURVES) or None
 
 
-def _series(curves: Curves) -> list[Series]:
-    """The curves of a metric; those of single batches are thin beside means."""
+def _series(curves: Curves, marks: Sequence[Mark]) -> list[Series]:
+    """The curves of a metric; those of single batches are thin beside means. Marks are of the training's steps."""
     has_means = any(not of_batches for _, of_batches in curves)
     series = list[Series]()
     for (split, of_batches), (xs, ys) in curves.items():
@@ -73,6 +79,8 @@ def _series(curves: Curves) -> list[Series]:
             series.append(Series(f"{split}, single batches", xs, ys, thin=True))
         else:
             series.append(Series(split, xs, ys))
+        if (split, of_batches) == ("train", ("train", True) in curves):
+            series[-1] = replace(series[-1], marks=marks)
     return series
 
 
