@@ -112,32 +112,32 @@ def _joined_moments(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[st
 
 
 def _with_rows(top: Sequence[Tensor] | None, seen: SeenRows, most: int) -> list[Tensor]:
-    """The largest values after these rows. On the CPU only units and samples that may change anything are sorted."""
-    best, rows, keys = _best_of_samples(seen)
-    device = best.device
-    units = torch.arange(best.shape[1], device=device)
+    """The largest values after these rows. On the CPU only units and rows that may change anything are compared."""
+    values = seen.values
+    best = values.amax(2) if values.shape[2] > 1 else values[:, :, 0]
+    units = torch.arange(best.shape[1], device=best.device)
+    rows = torch.arange(len(best), device="cpu")
     if top is not None and best.is_cpu:
         last = top[0][:, -1]
         largest = best.amax(0)
-        units = units[(largest > last) | ((largest == last) & (keys[0] < top[1][:, -1])) | largest.isnan()]
+        is_tied = (largest == last) & (seen.keys.min() < top[1][:, -1])
+        units = units[(largest > last) | is_tied | largest.isnan()]
         if not len(units):
             return list(top)
-        samples = (~(best[:, units] < last[units]).all(1)).nonzero().squeeze(1)
-        best = best[samples]
-        rows = rows[samples]
-        keys = keys[samples]
-    order = _largest(best[:, units].T, most)
-    rows = rows[:, units].T.gather(1, order)
+        best = best.index_select(1, units)
+        rows = rows[~(best < last[units]).all(1)]
+        best = best[rows]
+    best, first, keys = _best_of_samples(best, seen.keys[rows])
+    order = _largest(best.T, most)
+    places = on_device(rows, best.device)[first.T.gather(1, order)]
     if seen.positions is None:
-        positions = seen.values[rows, units[:, None]].argmax(2)
+        positions = values[places, units[:, None]].argmax(2)
     else:
-        positions = on_device(seen.positions, device)[rows]
-    columns = [best[:, units].T.gather(1, order), on_device(keys, device)[order], positions]
+        positions = on_device(seen.positions, best.device)[places]
+    columns = [best.T.gather(1, order), on_device(keys, best.device)[order], positions]
     if top is None:
         return _first(columns, most)
-    part = _first(
-        [torch.cat([old[units], column], 1) for old, column in zip(top, columns, strict=True)], most
-    )
+    part = _first([torch.cat([old[units], column], 1) for old, column in zip(top, columns, strict=True)], most)
     return [old.index_copy(0, units, column) for old, column in zip(top, part, strict=True)]
 
 
@@ -153,20 +153,20 @@ def _largest(values: Tensor, most: int) -> Tensor:
     return (is_taken * from_end).topk(count).indices
 
 
-def _best_of_samples(seen: SeenRows) -> tuple[Tensor, Tensor, Tensor]:
-    """[S, U], the largest value of each sample; [S, U], the first row that has it; [S], the ascending keys."""
-    values = seen.values
-    best = values.amax(2) if values.shape[2] > 1 else values[:, :, 0]
-    keys, sample_of = seen.keys.unique(return_inverse=True)
+def _best_of_samples(best: Tensor, keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """[S, U], the largest value of each sample; [S, U], the first row that has it; [S], the ascending keys.
+
+    best: [R, U]; keys: [R] on the CPU
+    """
+    keys, sample_of = keys.unique(return_inverse=True)
     if len(keys) == len(best):
-        order = on_device(sample_of.argsort(), values.device)
+        order = on_device(sample_of.argsort(), best.device)
         return best[order], order[:, None].expand_as(best), keys
-    index = on_device(sample_of, values.device)[:, None].expand_as(best)
-    shape = (len(keys), best.shape[1])
-    largest = best.new_full(shape, -math.inf).scatter_reduce(0, index, best, "amax")
+    index = on_device(sample_of, best.device)[:, None].expand_as(best)
+    largest = best.new_full((len(keys), best.shape[1]), -math.inf).scatter_reduce(0, index, best, "amax")
     has_it = (best == largest.gather(0, index)) | best.isnan()
-    numbers = torch.arange(len(best), device=values.device)[:, None].where(has_it, len(best))
-    first = numbers.new_full(shape, len(best)).scatter_reduce(0, index, numbers, "amin")
+    numbers = torch.arange(len(best), device=best.device)[:, None].where(has_it, len(best))
+    first = numbers.new_full(largest.shape, len(best)).scatter_reduce(0, index, numbers, "amin")
     return largest, first, keys
 
 
