@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Options(OneOf):
+class Accumulated(OneOf):
     """What is accumulated with an option.
 
     quantiles: the numbers below which these shares of the values lie
@@ -33,11 +33,11 @@ class Options(OneOf):
 
 
 def _kind_of(raw: Any) -> str:
-    return "a mapping" if isinstance(raw, Mapping | Options) else "a name"
+    return "a mapping" if isinstance(raw, Mapping | Accumulated) else "a name"
 
 
 Item = Annotated[
-    Annotated[Literal["mean", "cov"], Kind("a name")] | Annotated[Options, Kind("a mapping")],
+    Annotated[Literal["mean", "cov"], Kind("a name")] | Annotated[Accumulated, Kind("a mapping")],
     Discriminator(_kind_of),
 ]
 
@@ -62,7 +62,7 @@ class Fold(Action):
     observes = True
     uses = ("fold",)
     of: Annotated[
-        OneOrMore[Item], BeforeValidator(lambda raw: [raw] if isinstance(raw, Mapping | Options) else raw)
+        OneOrMore[Item], BeforeValidator(lambda raw: [raw] if isinstance(raw, Mapping | Accumulated) else raw)
     ] = ("mean",)
     per: Literal["channel", "element"] = "channel"
     dim: Annotated[int, Field(strict=True)] | None = None
@@ -74,7 +74,7 @@ class Fold(Action):
             raise ValueError("`cov` goes with `per: channel`: elements have too many pairs")
         if self.per == "element" and self.dim is not None:
             raise ValueError("`dim` goes with `per: channel`")
-        options = [item for item in self.of if isinstance(item, Options)]
+        options = [item for item in self.of if isinstance(item, Accumulated)]
         kinds = [item for item in self.of if isinstance(item, str)] + [bool(item.top) for item in options]
         if len(set(kinds)) < len(kinds):
             raise ValueError("`of` names the same twice")
@@ -102,7 +102,7 @@ class Fold(Action):
         top = 0
         at: tuple[float, ...] = ()
         for item in self.of:
-            if isinstance(item, Options):
+            if isinstance(item, Accumulated):
                 top = item.top or top
                 at = item.quantiles or at
         folding = Folding(Wanted("cov" in self.of, top, at))

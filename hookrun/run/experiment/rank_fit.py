@@ -143,7 +143,8 @@ def _differs(hook: PlannedHook) -> str | None:
         return None
     if action.own_functions():
         return "your own function gets only a rank's own rows"
-    if action.observes and not (action.captures or action.value_of(Meaning.POLICY) is not None):
+    of_all_ranks = action.captures or action.folds or action.value_of(Meaning.POLICY) is not None
+    if action.observes and not of_all_ranks:
         return f"{action.action_name} reports each rank's own rows"
     return None
 
@@ -159,7 +160,8 @@ def _seen_under_ranks(hook: PlannedHook) -> str:
         return "reduced, once" if hook_type.phase in ("backward", "step") else "the same on each"
     if _differs(hook) is not None:
         return "differs: own rows"
-    return "all rows" if hook.spec.action.captures else "own rows"
+    action = hook.spec.action
+    return "all rows" if action.captures or action.folds else "own rows"
 
 
 def _paths_of(model: nn.Module, holds: Callable[[nn.Module], bool]) -> list[str]:
