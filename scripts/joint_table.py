@@ -36,6 +36,7 @@ PARAMETERS: dict[str, list[dict[str, Any]]] = {
     "clamp": [{"min": -0.02, "max": 0.02}],
     "clip_norm": [{"max_norm": 0.01}],
     "fill": [{"value": 0.1}],
+    "fold": [{"of": ["mean", {"top": 2}], "batch_dim": 0}],
     "flip_bits": [{"count": 2, "bits": [18, 20]}],
     "linear": [{}],
     "noise": [{"std": 0.1}],

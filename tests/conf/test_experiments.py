@@ -103,6 +103,17 @@ def test_captured_features_are_rows_in_data_order(shipped) -> None:
     assert torch.equal(found.predictions[0:128], found.captures["features"]["fc"][0:128])
 
 
+def test_the_samples_that_excite_a_channel_most_are_found(shipped) -> None:
+    seen = "+hooks.seen={select: relu2, hook: forward, action: capture}"
+    found = shipped("top_samples", *SMALL, seen)
+    values, samples = found.captures["seen"]["relu2"][:].amax((2, 3)).topk(9, dim=0)
+    fold = found.folds["units"]["relu2"]
+    is_active = fold.top.values[:, -1] > 0  # equal zeros are in the order of the samples
+    assert is_active.sum() > 50
+    assert torch.equal(fold.top.values, values.T)
+    assert torch.equal(fold.top.samples[is_active], samples.T[is_active])
+
+
 def before_and_after(found: Run, layer: str) -> tuple[torch.Tensor, torch.Tensor]:
     before = found.captures["before"][layer]
     after = found.captures["after"][layer]

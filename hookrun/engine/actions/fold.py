@@ -43,7 +43,7 @@ Item = Annotated[
 
 
 class Fold(Action):
-    """Accumulate over the whole run, for each channel or element: mean, covariance, quantiles, largest values.
+    """Accumulate over the whole run, for each channel: mean, covariance, quantiles, largest values.
 
     of:  any of `mean`; `cov`, unbiased; `{quantiles: [0.01, 0.5]}`; `{top: 9}`, the largest values with their samples
          and positions, at most one of a sample, of equal ones that of the smaller sample

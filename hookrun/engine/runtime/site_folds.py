@@ -106,8 +106,8 @@ class SiteFolds(SiteRecords):
     def _labels_of(self, places: Tensor) -> Tensor:
         """[R] int64: the label of the sample of each row."""
         labels = self.clock.labels
-        if labels is None:
+        if labels is None or len(labels) <= int(places.max()):
             raise ValueError(
-                "by: label: the batch has no label for each sample; in a loop of your own set hooks.labels before it"
+                "by: label: the batch does not have a label for each sample; in a loop of your own set hooks.labels before it"
             )
         return labels[places]
