@@ -36,7 +36,6 @@ PARAMETERS: dict[str, list[dict[str, Any]]] = {
     "clamp": [{"min": -0.02, "max": 0.02}],
     "clip_norm": [{"max_norm": 0.01}],
     "fill": [{"value": 0.1}],
-    "fold": [{"of": ["mean", {"top": 2}], "batch_dim": 0}],
     "flip_bits": [{"count": 2, "bits": [18, 20]}],
     "linear": [{}],
     "noise": [{"std": 0.1}],
@@ -47,8 +46,14 @@ PARAMETERS: dict[str, list[dict[str, Any]]] = {
 }
 """The parameters of actions whose example does not fit the small network, or that have more than one row."""
 
-ELSEWHERE = {("python", "apply"): {"function": "hookrun.examples:shrink"}}
-"""(action, hook type) -> other parameters for this hook type."""
+_FOLD = {"of": ["mean", {"top": 2}], "batch_dim": 0}
+ELSEWHERE = {
+    ("python", "apply"): {"function": "hookrun.examples:shrink"},
+    ("fold", "forward_pre"): _FOLD,
+    ("fold", "forward"): _FOLD,
+    ("fold", "output_grad"): _FOLD,
+}
+"""(action, hook type) -> other parameters for this hook type, and keys of the hook."""
 
 
 @dataclass(frozen=True)
