@@ -12,6 +12,24 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 _ATEN = torch.ops.aten
 _PRODUCTS = {_ATEN.mm.default, _ATEN.addmm.default}
+_GROUPED = _ATEN._grouped_mm.default
+
+
+def _grouped(first: Tensor, second: Tensor, offs: Tensor | None = None, **others: object) -> Tensor:
+    """The product of groups of matrices, as experts compute it: torch's shape function takes 16 bits only.
+
+    offs: [groups], where the rows or columns end that belong to each group, which a matrix has one after the other
+    """
+    if first.dtype != second.dtype or first.shape[-1] != second.shape[-2]:
+        raise RuntimeError(
+            f"groups of matrices of shape {list(first.shape)} ({first.dtype}) and {list(second.shape)} "
+            f"({second.dtype}) cannot be multiplied"
+        )
+    sizes = [first.shape[-2], second.shape[-1]]
+    if first.dim() == second.dim():
+        groups = first.shape[0] if first.dim() == 3 or offs is None else offs.shape[0]
+        sizes.insert(0, groups)
+    return first.new_empty(sizes)
 
 
 class FakeMode(FakeTensorMode):
@@ -33,4 +51,7 @@ class FakeMode(FakeTensorMode):
             if len(dtypes) > 1:
                 found = " and ".join(map(str, dtypes))
                 raise RuntimeError(f"matrices that are multiplied must have the same dtype, but got {found}")
+        if func is _GROUPED and args[0].dtype in (torch.float32, torch.float64):  # type: ignore[attr-defined]
+            with self:
+                return _grouped(*args, **kwargs)
         return super().__torch_dispatch__(func, types, args, kwargs)

@@ -31,7 +31,7 @@ from hookrun.engine.html import Shown, View
 from hookrun.engine.plan.batch import Shapes, followers_of
 from hookrun.engine.plan.outside import NoValues, Values
 from hookrun.engine.plan.plan import SHOWN, Match, PlannedHook, ResolvedPlan, lies_in
-from hookrun.engine.plan.resolve import resolve
+from hookrun.engine.plan.resolve import resolve, unexpected_finds
 from hookrun.engine.plan.table import text, view_of
 from hookrun.engine.prove.batch import BatchRuns, TwoSizes, larger_batches, may_have_steps_first
 from hookrun.engine.prove.fake import FakeMode
@@ -148,6 +148,7 @@ def compile_plan(
             if trials[-1].batch_fits:
                 break
         plan = trials[-1] if trials[-1].batch_fits else trials[0]
+        mistakes.add(unexpected_finds(plan))
     if mistakes.problems:
         mistakes.problems = values.with_origins(mistakes.problems, spec)
         mistakes.refuse()
@@ -180,7 +181,7 @@ def prove(
     batches = BatchRuns(plan, two)
 
     def run(copied: nn.Module, args: Any, kwargs: Any) -> ResolvedPlan:
-        located = plan if two is None else batches.located()
+        located = batches.read() if two is None else batches.located()
         return _run_hooked(located, copied, args, kwargs, backward, replace_op, batches, see)
 
     proven = on_a_copy(
