@@ -300,6 +300,10 @@ def _names_of(action: type[Action], meaning: Meaning) -> tuple[str, ...]:
     return tuple(name for name, field in action.model_fields.items() if meaning in field.metadata)
 
 
+class Absent(ValueError):
+    """A value does not have what an action `finds` in others."""
+
+
 @dataclass(slots=True, eq=False)
 class Measured:
     """The statistics of a tensor before they are computed: the runtime may do that for several tensors at once.
@@ -406,7 +410,8 @@ class ActionRecords(Protocol):
     ) -> None:
         """Append a record about the tensor at `path`, by default the one that the action was given.
 
-        Tensors of zero or one dimension in `data` are read later, all together. With `show` they are read at once and
+        Tensors of zero or one dimension in `data` are read later, all together; truth values [n] as a list of the
+        places that are true. With `show` they are read at once and
         the record is printed.
         """
 

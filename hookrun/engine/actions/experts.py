@@ -49,7 +49,7 @@ def expert_count(module: Module) -> int | None:
             return count
     if isinstance(module, ModuleList):
         return len(module)
-    sizes = set[int]()
+    sizes: set[int] = set()
     for parameter in module._parameters.values():
         if parameter is not None and not is_lazy(parameter) and parameter.dim() == 3:
             sizes.add(parameter.shape[0])
@@ -85,6 +85,28 @@ def chosen_experts(
     if len(pairs) == 1:
         return pairs[0]
     raise ValueError(_not_one(value, pairs))
+
+
+def scores_of(value: Any, indices: Tensor, count: int | None, logits: Target | None) -> Tensor | None:
+    """The scores [..., experts] of all experts, beside the indices [..., k] of the chosen ones; None: there are none.
+
+    count:  how many experts there are; None: more than k
+    logits: where the scores are; None: told by shape
+
+    Raises ValueError if what is named has another shape, or if several tensors may be meant.
+    """
+    *tokens, k = indices.shape
+    found: list[Tensor] = []
+    for tensor in _tensors(value, logits):
+        *of_tokens, size = tensor.shape or (0,)
+        if tensor.is_floating_point() and of_tokens == tokens and (size == count if count else size > k):
+            found.append(tensor)
+    if logits is not None and not found:
+        raise ValueError(f"{logits}: the scores of all experts have the shape {[*tokens, count or 'experts']}")
+    if len(found) > 1:
+        several = " or ".join(path_of(value, tensor) for tensor in found)
+        raise ValueError(f"{several} may be the scores of all experts: name them with `logits`")
+    return found[0] if found else None
 
 
 def _pairs(value: Any, indices: Target | None, weights: Target | None) -> Iterator[tuple[Tensor, Tensor]]:

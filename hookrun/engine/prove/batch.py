@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from hookrun.engine.hook_types import BACKWARD, BACKWARD_PRE, FORWARD, FORWARD_PRE, HookType
 from hookrun.engine.plan.batch import Followers, Shapes, followers_of
-from hookrun.engine.plan.plan import Match, PlannedHook, ResolvedPlan
+from hookrun.engine.plan.plan import Match, PlannedHook, ResolvedPlan, lies_in
 from hookrun.engine.runtime.snapshot import Uncopyable, opened
 from hookrun.engine.values.containers import (
     TargetError,
@@ -191,11 +191,16 @@ class BatchRuns:
 
     def read(self) -> ResolvedPlan:
         """The plan with what its actions take from the values of the first calls, see `Action.reading`."""
-        hooks = [replace(hook, matches=tuple(self._readings(hook))) for hook in self.plan.hooks]
+        hooks = list[PlannedHook]()
+        for hook in self.plan.hooks:
+            matches = list(self._readings(hook))
+            if hook.spec.action.finds:
+                matches = [match for match in matches if not _has_inner(match, matches)]
+            hooks.append(replace(hook, matches=tuple(matches)))
         return replace(self.plan, hooks=tuple(hooks))
 
     def _readings(self, hook: PlannedHook) -> Iterator[Match]:
-        """The matches of a hook; of an action that looks for its modules those that it has found."""
+        """The matches of a hook; of an action that looks for its modules those that have what it finds."""
         action = hook.spec.action
         for match in hook.matches:
             call = self._small.get((match.path, 0))
@@ -267,6 +272,11 @@ class BatchRuns:
         while (call := (path, len(calls))) in self._small and call in self._large:
             calls.append((_shapes(hook, *self._small[call]), _shapes(hook, *self._large[call])))
         return followers_of(calls, self.two.sizes)
+
+
+def _has_inner(match: Match, others: Iterable[Match]) -> bool:
+    """Whether one of the others lies in the module, which may only pass on what that returns."""
+    return any(each is not match and lies_in(each.names, (match.path,)) for each in others)
 
 
 def _shapes(hook: PlannedHook, given: Any, output: Any) -> Shapes:

@@ -148,7 +148,7 @@ def compile_plan(
             if trials[-1].batch_fits:
                 break
         plan = trials[-1] if trials[-1].batch_fits else trials[0]
-        mistakes.add(unexpected_finds(plan))
+        mistakes.add(unexpected_finds(plan), of_hooks=True)
     if mistakes.problems:
         mistakes.problems = values.with_origins(mistakes.problems, spec)
         mistakes.refuse()

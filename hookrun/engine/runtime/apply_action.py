@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookrun.engine.actions.base import Action, Packed
+from hookrun.engine.actions.base import Absent, Action, Packed
 from hookrun.engine.plan.plan import PlannedHook
 from hookrun.engine.runtime.by_sample import edit_of_samples, observer_of_samples
 from hookrun.engine.runtime.checkpointing import PASSED_ON, require_no_checkpoint
@@ -147,6 +147,9 @@ class SiteRunner:
             return self._edit(value)
         except PASSED_ON:
             raise
+        except Absent:
+            self.site.found_nothing()
+            return value
         except Exception as error:
             is_observer = self.site.spec.action.observes
             if is_observer and self.site.has_values and _is_traced(value):

@@ -294,7 +294,13 @@ def _read_tensors(records: Iterable[dict[str, Any]]) -> None:
 
 def read(record: dict[str, Any]) -> dict[str, Any]:
     """The record with its tensors as Python numbers and lists."""
-    return {key: value.tolist() if isinstance(value, Tensor) else value for key, value in record.items()}
+    return {key: _plain(value) if isinstance(value, Tensor) else value for key, value in record.items()}
+
+
+def _plain(tensor: Tensor) -> Any:
+    """The numbers; of truth values [n] the places that are true."""
+    is_mask = tensor.dtype is torch.bool and tensor.dim() == 1
+    return tensor.nonzero().squeeze(1).tolist() if is_mask else tensor.tolist()
 
 
 def _place(record: dict[str, Any]) -> str:
