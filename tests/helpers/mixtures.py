@@ -1,4 +1,4 @@
-"""Small mixtures of experts: of transformers with random weights, and one of torch alone, in which a hand can drop experts."""
+"""Small mixtures of experts: of transformers, with experts dropped by hand, and one of torch alone."""
 
 from __future__ import annotations
 
@@ -53,7 +53,11 @@ def drop_by_hand(model: nn.Module, dropped: set[int], *, renormalize: bool) -> N
         def forward(x: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
             rows = list[Tensor]()
             for token, chosen, shares in zip(x, indices.tolist(), weights, strict=True):
-                kept = [(number, share) for number, share in zip(chosen, shares, strict=True) if number not in dropped]
+                kept = [
+                    (number, share)
+                    for number, share in zip(chosen, shares, strict=True)
+                    if number not in dropped
+                ]
                 total = torch.zeros_like(token)
                 for number, share in kept:
                     gate, up = (experts.gate_up_proj[number] @ token).chunk(2)
@@ -66,18 +70,19 @@ def drop_by_hand(model: nn.Module, dropped: set[int], *, renormalize: bool) -> N
         return forward
 
     for _, experts in ends_with(model, "experts"):
-        experts.forward = forward_of(experts)  # type: ignore[method-assign]
+        experts.forward = forward_of(experts)
 
 
-class Router(nn.Linear):
+class Router(nn.Module):
     """Scores, weights and indices of the k largest."""
 
     def __init__(self, width: int, experts: int, k: int) -> None:
-        super().__init__(width, experts)
+        super().__init__()
+        self.scores = nn.Linear(width, experts)
         self.k = k
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        scores = super().forward(x)
+        scores = self.scores(x)
         best = scores.softmax(-1).topk(self.k, dim=-1)
         return scores, best.values, best.indices
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from hookrun.engine.actions.base import Action, Edit, HookSite
-from hookrun.engine.actions.experts import Experts, chosen_experts, expert_count, lacking, path_of
+from hookrun.engine.actions.experts import Experts, chosen_experts, expert_count, path_of
 from hookrun.engine.hook_types import FORWARD, FORWARD_PRE, HookType
 from hookrun.engine.values.index import AnyTarget
 from hookrun.engine.values.tensors import computable
@@ -46,7 +46,10 @@ class DropExpert(Action):
 
     def incompatibility(self, hook_type: HookType, module: Module, parameters: Collection[str]) -> str | None:
         """The module must have the experts."""
-        return lacking(module, self.experts)
+        count = expert_count(module)
+        if count is None or max(self.experts) < count:
+            return None
+        return f"there is no expert {max(self.experts)}: it has {count}, numbered from 0"
 
     def taken(self, value: Any) -> Sequence[Tensor]:
         """The indices and the weights."""
@@ -56,8 +59,8 @@ class DropExpert(Action):
         """Which tensors are the indices and the weights, and how many experts there are."""
         indices, weights = self.taken(value)
         count = expert_count(module)
-        experts = "a number of experts that is not known" if count is None else f"{count} experts"
-        return f"indices {path_of(value, indices)}, weights {path_of(value, weights)}, {experts}"
+        places = f"indices {path_of(value, indices)}, weights {path_of(value, weights)}"
+        return f"{places}, {'an unknown number of' if count is None else count} experts"
 
     def build(self, site: HookSite) -> Edit:
         """A function [indices, weights], in any order -> the new weights, and None for the indices."""
@@ -65,19 +68,16 @@ class DropExpert(Action):
 
         numbers = site.prepared("experts", lambda numbers: numbers)
         renormalizes = self.renormalize
+        is_float = torch.Tensor.is_floating_point
 
         def drop(taken: Sequence[Tensor]) -> list[Tensor | None]:
-            first, second = taken
-            is_first = first.is_floating_point()
-            weights = first if is_first else second
-            indices = second if is_first else first
+            indices, weights = sorted(taken, key=is_float)
             dropped = (indices.unsqueeze(-1) == numbers(indices)).any(-1)
             wide = computable(weights)
             kept = wide.masked_fill(dropped, 0.0)
             if renormalizes:
                 kept = torch.where(dropped.any(-1, keepdim=True), _with_sum(kept, wide), kept)
-            new = kept.to(weights.dtype)
-            return [new, None] if is_first else [None, new]
+            return [kept.to(weights.dtype) if is_float(each) else None for each in taken]
 
         return drop
 

@@ -15,20 +15,17 @@ _PRODUCTS = {_ATEN.mm.default, _ATEN.addmm.default}
 _GROUPED = _ATEN._grouped_mm.default
 
 
-def _grouped(first: Tensor, second: Tensor, offs: Tensor | None = None, **others: object) -> Tensor:
+def _grouped(first: Any, second: Any, offs: Any = None, **others: Any) -> Any:
     """The product of groups of matrices, as experts compute it: torch's shape function takes 16 bits only.
 
-    offs: [groups], where the rows or columns end that belong to each group, which a matrix has one after the other
+    offs: [groups], where the rows or columns of each group end, in a matrix that has the groups one after the other
     """
     if first.dtype != second.dtype or first.shape[-1] != second.shape[-2]:
-        raise RuntimeError(
-            f"groups of matrices of shape {list(first.shape)} ({first.dtype}) and {list(second.shape)} "
-            f"({second.dtype}) cannot be multiplied"
-        )
+        forms = [f"{list(each.shape)} of {each.dtype}" for each in (first, second)]
+        raise RuntimeError(f"groups of matrices cannot be multiplied: {' and '.join(forms)}")
     sizes = [first.shape[-2], second.shape[-1]]
     if first.dim() == second.dim():
-        groups = first.shape[0] if first.dim() == 3 or offs is None else offs.shape[0]
-        sizes.insert(0, groups)
+        sizes.insert(0, len(first if offs is None else offs))
     return first.new_empty(sizes)
 
 
@@ -51,7 +48,8 @@ class FakeMode(FakeTensorMode):
             if len(dtypes) > 1:
                 found = " and ".join(map(str, dtypes))
                 raise RuntimeError(f"matrices that are multiplied must have the same dtype, but got {found}")
-        if func is _GROUPED and args[0].dtype in (torch.float32, torch.float64):  # type: ignore[attr-defined]
+        products: Any = args
+        if func is _GROUPED and products[0].dtype in (torch.float32, torch.float64):
             with self:
-                return _grouped(*args, **kwargs)
+                return _grouped(*products, **kwargs)
         return super().__torch_dispatch__(func, types, args, kwargs)

@@ -238,7 +238,9 @@ class Installation(Shown):
     def inactive(self) -> list[tuple[str, str, str]]:
         """(hook, module path, why) of hooks that never fired there, found no tensor, or repeated a part of a list."""
         causes = self._causes
-        sites = [site for site in self.sites if not (site.spec.action.finds and self._has_found(site.hook_name))]
+        sites = [
+            site for site in self.sites if not (site.spec.action.finds and self._has_found(site.hook_name))
+        ]
         never = [
             (site.hook_name, site.path, f"never fired{causes.get((site.hook_name, site.path), '')}")
             for site in sites

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from hookrun.engine.actions.experts import expert_count
 from hookrun.engine.actions.fields import Meaning
 from hookrun.engine.actions.values import RunValue
 from hookrun.engine.plan.model_tree import ModelNames
@@ -29,6 +30,7 @@ from hookrun.errors import CompileError, Problem, counted, refuse
 from hookrun.studies.effects.over import (
     CALL,
     EACH,
+    EXPERTS,
     HEADS,
     INDEX,
     MODULE,
@@ -191,7 +193,7 @@ class SiteGrid:
         return GridAxis(MODULE, labels, groups)
 
     def _counted_axis(self, key: str, values: Any) -> GridAxis:
-        """Each head, token, channel or call, or windows of neighbouring ones."""
+        """Each head, token, channel, call or expert, or windows of neighbouring ones."""
         counts = {"": max(self._lengths, default=0)} if key == TOKENS else self._counts(key)
         labels = list[Any]()
         numbers = list[Any]()
@@ -278,8 +280,14 @@ class SiteGrid:
         return lengths
 
     def _counts(self, key: str) -> dict[str, int]:
-        """Path -> how many heads its value has, how many channels, or how often it is called."""
+        """Path -> how many heads its value has, how many channels, how often it is called, or how many experts it has."""
         counts = dict[str, int]()
+        if key == EXPERTS:
+            for path in self._paths:
+                count = expert_count(self.prepared.model.get_submodule(path))
+                if count is not None:
+                    counts[path] = count
+            return counts
         if key == CALL:
             for path in self._paths:
                 if path in self.scouted.calls:

@@ -114,28 +114,6 @@ def test_too_few_routers_are_told() -> None:
         hookrun.compile(watching(expect=2), model, example=((torch.zeros(1, 3, 4),), {}))
 
 
-class Pair(Router):
-    """Returns no scores."""
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        _, shares, chosen = super().forward(x)
-        return shares, chosen
-
-
-def test_a_router_without_scores_needs_a_count() -> None:
-    model = nn.Sequential(Pair(4, 6, 2))
-    x = torch.randn(5, 4)
-    with pytest.raises(hookrun.CompileError):
-        hookrun.compile(watching(select="0"), model, example=((x,), {}))
-    plan = hookrun.compile(watching(select="0", indices="[1]", count=6), model, example=((x,), {}))
-    assert "load: takes no scores, indices [1], 6 experts, on 0" in str(plan)
-    with plan.install(model) as hooks:
-        _, chosen = model(x)
-    (record,) = hooks.records
-    assert record["counts"] == torch.bincount(chosen.flatten(), minlength=6).tolist()
-    assert "entropy" not in record
-
-
 def test_an_index_limits_the_tokens_that_count() -> None:
     model = nn.Sequential(Router(4, 5, 2))
     x = torch.randn(6, 4)
@@ -148,7 +126,13 @@ def test_an_index_limits_the_tokens_that_count() -> None:
 def test_three_lines_say_the_same_of_ones_own_model() -> None:
     model = Mixture()
     spec = {
-        "load": {"select": "router", "hook": "forward", "action": "stats", "target": "[2]", "of": [{"counts": 5}]}
+        "load": {
+            "select": "router",
+            "hook": "forward",
+            "action": "stats",
+            "target": "[2]",
+            "of": [{"counts": 5}],
+        }
     }
     x = torch.randn(2, 3, 4)
     with hookrun.hooked(model, spec | {"same": watching()["load"]}) as hooks:
