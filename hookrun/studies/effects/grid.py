@@ -230,6 +230,11 @@ class SiteGrid:
                 self._problems += wrong
             elif key in (HEADS, CALL):
                 self._problems += [Problem(where, why) for why in self._lacking(key, spec.keys)]
+            elif key == EXPERTS:
+                for path in self._paths:
+                    module = self.prepared.model.get_submodule(path)
+                    why = spec.action.incompatibility(spec.hook_type, module, ())
+                    self._problems += [Problem(where, f"on {path or '(root)'}: {why}")] if why else []
             elif key == TOKENS and spec.keys.tokens is not None:
                 for problem in self._misses(spec.keys.tokens):
                     self._problems.append(problem.moved(where))
