@@ -285,7 +285,7 @@ class SiteGrid:
         return lengths
 
     def _counts(self, key: str) -> dict[str, int]:
-        """Path -> how many heads its value has, how many channels, how often it is called, or how many experts it has."""
+        """Path -> how many heads its value has, how many channels, how many experts, or how often it is called."""
         counts = dict[str, int]()
         if key == EXPERTS:
             for path in self._paths:
