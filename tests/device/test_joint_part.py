@@ -9,8 +9,8 @@ from joint_table import Row, rows
 
 EVERY = {"when": {"step": {"every": 2}}}
 PART = {"index": "..., 0:2", **EVERY}
-OF_WHOLE = {"linear", "project"}
-"""Actions whose parameters have the size of the whole tensor."""
+OF_WHOLE = {"linear", "project", "expert_load"}
+"""Actions whose parameters have the size of the whole tensor, or that see scores of all experts."""
 
 
 def spec_of(row: Row, keys: dict[str, object]) -> dict[str, dict[str, object]]:
