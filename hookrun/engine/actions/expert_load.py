@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from hookrun.engine.actions.base import Absent, Action, Edit, HookSite
-from hookrun.engine.actions.experts import chosen_experts, expert_count, path_of, scores_beside
+from hookrun.engine.actions.experts import path_of, router_output
 from hookrun.engine.actions.fields import Count, Finite
 from hookrun.engine.actions.statistics import CountsOf, numbers_of, rows_of, statistic
 from hookrun.engine.hook_types import FORWARD
@@ -68,12 +68,6 @@ class ExpertLoad(Action):
             site.emit({"counts": counts.long(), "entropy": entropy, "dead": is_dead, "hot": is_hot})
 
         return load
-
-
-def router_output(value: Any, module: Module) -> tuple[Tensor, Tensor]:
-    """The scores of all experts and the indices of the chosen ones. Raises ValueError if they are not there."""
-    indices, _ = chosen_experts(value)
-    return scores_beside(indices, value, expert_count(module)), indices
 
 
 class Silence:

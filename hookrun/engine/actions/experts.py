@@ -73,7 +73,13 @@ def chosen_experts(
     return pairs[0]
 
 
-def scores_beside(indices: Tensor, value: Any, count: int | None) -> Tensor:
+def router_output(value: Any, module: Module) -> tuple[Tensor, Tensor]:
+    """The scores of all experts and the indices of the chosen ones. Raises ValueError if they are not there."""
+    indices, _ = chosen_experts(value)
+    return _scores_beside(indices, value, expert_count(module)), indices
+
+
+def _scores_beside(indices: Tensor, value: Any, count: int | None) -> Tensor:
     """The scores [..., experts] of all experts in the value that has the indices [..., k] of the chosen ones.
 
     count: how many experts there are; None: more than k
