@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from hookrun.engine.actions import Action
 from hookrun.engine.actions.base import HookContext, Measured
+from hookrun.engine.actions.rules import Rules
 from hookrun.engine.actions.user_code import Recorded
 from hookrun.engine.actions.values import InlineFunction, at_step
 from hookrun.engine.hook_types import FORWARD
@@ -26,7 +27,10 @@ def _softened(value: Tensor, temperature: float = 1.0) -> Tensor:
 
 
 class FakeSite:
-    """emitted: (path, record) of every record; kept: captured values; verdicts: (ok, message, policy) of checks."""
+    """emitted: (path, record) of every record; kept: captured values; verdicts: (ok, message, policy) of checks.
+
+    judged: the numbers of statistics that checks let rules judge
+    """
 
     def __init__(
         self,
@@ -38,13 +42,15 @@ class FakeSite:
         self.action = action
         self.hook_name, self.hook_type, self.path = "h", FORWARD, "fc"
         self.seed = 5
-        self.reads_arguments = self.stores_rows = False
+        self.reads_arguments = self.reads_before = self.stores_rows = False
+        self.before: Tensor | None = None
         self.module = module if module is not None else nn.Identity()
         self.args = args
         self.values = values or {}
         self.bias = nn.Parameter(torch.zeros(()))
         self.emitted = list[tuple[str | None, dict[str, Any]]]()
         self.kept = list[Any]()
+        self.judged = list[Tensor]()
         self.verdicts = list[tuple[Tensor, str, str]]()
 
     def constant(self, field: str) -> Callable[[Tensor], Tensor]:
@@ -138,6 +144,12 @@ class FakeSite:
 
     def chosen(self, keep: Any) -> Callable[[Any], Tensor]:
         return lambda shape: torch.arange(0, shape[0], keep.every)
+
+    def over_steps(self, rules: Rules) -> Rules:
+        return rules
+
+    def judge(self, numbers: Tensor, rules: Rules, policy: str) -> None:
+        self.judged.append(numbers)
 
     def check_result(self, ok: Tensor, message: str, policy: str, least: Tensor, largest: Tensor) -> None:
         self.verdicts.append((ok, message, policy))

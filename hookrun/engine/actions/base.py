@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
     from hookrun.engine.actions.fields import Keep
+    from hookrun.engine.actions.rules import Rules
     from hookrun.engine.actions.values import InlineFunction
     from hookrun.engine.trust.load import Trusted
     from hookrun.engine.values.host_copies import HostCopy
@@ -55,6 +56,10 @@ OF_RANK = "of_rank"
 
 ABOUT = frozenset((*RECORD_KEYS, OF_RANK))
 """The keys that say where a record comes from, not what was recorded."""
+
+FORMS = "(forms)"
+"""The key under which the data for a record may have functions, by key: numbers that have been read -> what the record
+holds of them."""
 
 _ADDED = "_hookrun_added"
 """The attribute in which a module records the tensors that hooks added; copied and pickled with the module."""
@@ -193,6 +198,13 @@ class Action(Section):
         """Whether the action also takes integer and boolean tensors. By default it gets floating-point tensors only."""
         return False
 
+    def takes_tensor(self, x: Tensor, *, alone: bool) -> bool:
+        """Whether an action that observes acts on a tensor; alone: it is all that the hook sees."""
+        return self.any_dtype or x.is_floating_point() or x.is_complex()
+
+    def require_tensor(self, x: Tensor) -> None:
+        """ValueError if the action refuses this tensor, which it does not take, where a trial run sees it alone."""
+
     @property
     def mixes_rows(self) -> bool:
         """Whether the result for a row of a batch depends on the other rows."""
@@ -230,6 +242,11 @@ class Action(Section):
     @property
     def by_row(self) -> bool:
         """Whether it computes numbers for each row of the first dimension, which is then the batch."""
+        return False
+
+    @property
+    def by_call(self) -> bool:
+        """Whether it treats each call of a module within a forward by itself."""
         return False
 
     @property
@@ -308,7 +325,7 @@ class Absent(ValueError):
 class Measured:
     """The statistics of a tensor before they are computed: the runtime may do that for several tensors at once.
 
-    of:  their names
+    of:  their names, if they can be computed with those of other tensors, else none
     now: (tensor, readable) -> the statistics; readable: numbers can be read from the tensor now
     """
 
@@ -410,13 +427,21 @@ class ActionRecords(Protocol):
     ) -> None:
         """Append a record about the tensor at `path`, by default the one that the action was given.
 
-        Tensors of zero or one dimension in `data` are read later, all together; truth values [n] as a list of the
-        places that are true. With `show` they are read at once and
+        Tensors of zero or one dimension in `data` are read later, all together. With `show` they are read at once and
         the record is printed.
         """
 
     def check_result(self, ok: Tensor, message: str, policy: str, least: Tensor, largest: Tensor) -> None:
         """Report the result of a check under the policy. ok, least, largest: [], the result and the extremes."""
+
+    def over_steps(self, rules: Rules) -> Rules:
+        """Let rules judge the numbers of each step when it ends, and keep their state; to be called in `build`.
+
+        Returns the rules of the first call at this site.
+        """
+
+    def judge(self, numbers: Tensor, rules: Rules, policy: str) -> None:
+        """Let rules judge numbers [R], float64, under the policy: now, or those of `over_steps` when the step ends."""
 
     def keep(self) -> Keeper:
         """A function that stores a captured value."""
@@ -436,6 +461,12 @@ class ActionModule(Protocol):
 
     reads_arguments: bool
     """On `forward` and `forward_pre` the action needs the arguments of the module call; `build` may set it."""
+
+    reads_before: bool
+    """On `optimizer_step_post` the action needs the parameter as it was before the step; `build` may set it."""
+
+    before: Tensor | None
+    """A copy of that parameter, while the hook fires."""
 
     def function(self, field: str) -> Trusted | InlineFunction:
         """The user's own function that `field` names."""

@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, model_validator
+from pydantic import Tag as Kind
 
-from hookrun.engine.actions.base import Action, Edit, HookSite
-from hookrun.engine.actions.fields import Number, Policy, check_order
-from hookrun.engine.values.tensors import elements, nearest_finite, widened
+from hookrun.engine.actions.base import Action, Edit, Halves, HookSite
+from hookrun.engine.actions.fields import Count, Finite, Number, Policy, check_order
+from hookrun.engine.actions.rules import Rules
+from hookrun.engine.actions.statistics import (
+    INTEGER,
+    Name,
+    Options,
+    Statistic,
+    kind_of,
+    numbers_of,
+    require_dim,
+    require_dtype,
+    rows_of,
+    statistic,
+)
+from hookrun.engine.hook_types import FORWARD, OPTIMIZER_STEP_POST, HookType
+from hookrun.engine.validation import Section
+from hookrun.engine.values.tensors import elements, is_integer, nearest_finite, widened
 from hookrun.errors import listed
 
 if TYPE_CHECKING:
@@ -19,6 +36,37 @@ if TYPE_CHECKING:
 
 _SHOWN = 4
 """How many samples a message names."""
+
+LOSS = "loss"
+UPDATE_RATIO = "update_ratio"
+
+Checked = Annotated[
+    Annotated[Literal[Name, "update_ratio", "loss"], Kind("a name")] | Annotated[Options, Kind("a mapping")],
+    Discriminator(kind_of),
+]
+"""A statistic of `stats`, or one that only hooks of one type have."""
+
+_ON = {UPDATE_RATIO: OPTIMIZER_STEP_POST, LOSS: FORWARD}
+
+_RULES = ("min", "max", "min_change", "max_ratio", "max_zscore")
+
+_GOES_WITH = {
+    "dim": "of",
+    "share": "dim",
+    "over": "of",
+    "min_change": "over",
+    "max_ratio": "over",
+    "max_zscore": "over",
+}
+"""Key -> the key without which it has no meaning."""
+
+_EXAMPLES = {"of": "of: norm", "dim": "dim: 1", "over": "over: {steps: 50}"}
+
+
+class Over(Section):
+    """`over: {steps: 50}`: the length of the window."""
+
+    steps: Count
 
 
 class Check(Action):
@@ -28,9 +76,26 @@ class Check(Action):
     min:    the smallest allowed value
     max:    the largest allowed value
     policy: `error` raises at the module; `stop` finishes the step, saves and ends the run; `warn` only records
+    of:     check this statistic instead of each element: one of `stats` that is a number, `{entropy: {of:
+            probabilities}}`; `update_ratio` on optimizer_step_post, norm(new - old) / norm(old) of a parameter; `loss`
+            of the step on forward
+    dim:    check the statistic of each index of this dimension, such as a channel; these are told by number
+    share:  report a failure only where at least this share of the indices of `dim` fail
+    over:   `{steps: n}`: check the last n steps in which the hook fired
+    min_change: over n steps (largest - smallest) / |mean| has to be at least this
+    max_ratio:  |number| / |mean of the n steps before| may be at most this
+    max_zscore: (number - mean) / standard deviation (divided by n - 1), of the n steps before, may be at most this
 
     NaN fails `min` and `max` even if `finite` is false. Of complex tensors the absolute value is checked. float8
     is compared in float32. An empty tensor passes.
+
+    With `of` a number that is NaN or infinite fails at once, and is left out of windows. With `over`, `min` and `max`
+    fail if all n steps are beyond them. A step's number is the mean of its micro-batches; each rank has the numbers of
+    its own rows. Training, evaluation and each call of a module within a forward have windows of their own. Nothing
+    fails before there are n steps. 0 / 0 is 0, and any other number divided by 0 is infinite. A failure is reported at
+    the end of the step in which it begins, and again when another index fails too. `update_ratio` holds a copy of the
+    parameters during the step; it is 0 where all elements were 0 before. In your own loop set `hooks.loss = loss`
+    before each step ends.
     """
 
     action_name = "check"
@@ -39,16 +104,135 @@ class Check(Action):
     min: Number | None = None
     max: Number | None = None
     policy: Policy = "error"
+    of: Checked | None = None
+    dim: Annotated[int, Field(strict=True)] | None = None
+    share: Annotated[Finite, Field(gt=0, le=1)] | None = None
+    over: Over | None = None
+    min_change: Annotated[Finite, Field(gt=0)] | None = None
+    max_ratio: Annotated[Finite, Field(gt=0)] | None = None
+    max_zscore: Annotated[Finite, Field(gt=0)] | None = None
 
     @model_validator(mode="after")
     def _requires_something(self) -> Check:
-        if not self.finite and self.min is None and self.max is None:
+        for key, needed in _GOES_WITH.items():
+            if getattr(self, key) is not None and getattr(self, needed) is None:
+                raise ValueError(f"`{key}` goes with `{needed}`: add `{_EXAMPLES[needed]}`, or another one")
+        if self.of is not None:
+            self._require_number(statistic(self.of))
+        elif not self.finite and self.min is None and self.max is None:
             raise ValueError("nothing is left to check: give min, max or `finite: true`")
         check_order(self.min, self.max)
         return self
 
+    def _require_number(self, of: Statistic) -> None:
+        """ValueError for a statistic that is not a number, and for keys that have no meaning beside it."""
+        if not of.is_number:
+            raise ValueError(
+                f"of: {of.key} is a list of numbers: check one number, such as mean, std, norm or zeros"
+            )
+        if "finite" in self.model_fields_set:
+            raise ValueError(
+                "`finite` is about elements: leave it out; a statistic that is not finite never passes"
+            )
+        if not self.bounds:
+            rules = _RULES[:2] if self.over is None else _RULES
+            raise ValueError(f"nothing is left to check: give {' or '.join(rules)}")
+        if self.of == LOSS and (self.over is None or self.dim is not None):
+            raise ValueError(
+                "the loss is one number of each step: add `over: {steps: 50}`, and leave `dim` out"
+            )
+        if self.over is not None and self.over.steps == 1 and (self.min_change or self.max_zscore):
+            raise ValueError("min_change and max_zscore need more than one step: set over.steps to 2 or more")
+
+    @property
+    def bounds(self) -> dict[str, float]:
+        """Name of each rule of a statistic -> its bound."""
+        bounds = {rule: getattr(self, rule) for rule in _RULES}
+        return {rule: bound for rule, bound in bounds.items() if bound is not None}
+
+    @property
+    def by_call(self) -> bool:
+        """Whether there is a window for each call within a forward."""
+        return self.over is not None
+
+    def carried_by(self, hook_type: HookType) -> str | None:
+        """`update_ratio` and `loss` are known to hooks of one type."""
+        wanted = _ON.get(self.of, hook_type) if isinstance(self.of, str) else hook_type
+        if wanted is hook_type:
+            return super().carried_by(hook_type)
+        return f"`of: {self.of}` goes with {wanted} only"
+
+    def takes_tensor(self, x: Tensor, *, alone: bool) -> bool:
+        """Integers too if they have the statistic, where they are all that there is."""
+        if self.of is not None and is_integer(x):
+            return alone and statistic(self.of).key in INTEGER
+        return super().takes_tensor(x, alone=alone)
+
+    def require_tensor(self, x: Tensor) -> None:
+        """Refuse integers if they do not have the statistic."""
+        if self.of is not None:
+            require_dtype(x, [statistic(self.of)])
+
     def build(self, site: HookSite) -> Edit:
-        """A function that checks each tensor by its minimum and maximum: one pass, and a NaN makes both NaN."""
+        """A function that checks each tensor by its minimum and maximum: one pass, and a NaN makes both NaN.
+
+        With `of`: a function that computes the statistic, which the site judges.
+        """
+        if self.of is None:
+            return self._of_elements(site)
+        halves = self._of_statistic(site, self.of)
+        return lambda x: halves.report(halves.measure(x))
+
+    def halves(self, site: HookSite) -> Halves:
+        """The numbers of the statistic [R], or without `of` three: whether it passes, the least and the largest."""
+        if self.of is not None:
+            return self._of_statistic(site, self.of)
+        import torch
+
+        low = {dtype: float(bound) for dtype, bound in self._bounds(self.min, -math.inf).items()}
+        high = {dtype: float(bound) for dtype, bound in self._bounds(self.max, math.inf).items()}
+        message = self.requirement()
+        policy = self.policy
+
+        def measure(x: Tensor) -> Tensor:
+            x = elements(x.detach())
+            if not x.numel():
+                return x.new_empty(0, dtype=torch.float64)
+            if x.is_complex():
+                x = x.abs()
+            least, largest = widened(x).aminmax()
+            dtype = x.dtype if x.dtype in low else torch.float32
+            ok = (least >= low[dtype]) & (largest <= high[dtype])
+            return torch.stack([ok.double(), least.double(), largest.double()])
+
+        def report(numbers: Tensor) -> None:
+            if numbers.numel():
+                ok, least, largest = numbers
+                site.check_result(ok.bool(), message, policy, least, largest)
+
+        return Halves(measure, report)
+
+    def _of_statistic(self, site: HookSite, of: str | Options) -> Halves:
+        wanted = statistic(of)
+        steps = None if self.over is None else self.over.steps
+        rules = Rules(wanted.key, self.bounds, self.dim, steps, self.share or 0)
+        if steps is not None:
+            rules = site.over_steps(rules)
+        policy = self.policy
+        measure: Callable[[Tensor], Tensor] = partial(_number, wanted, self.dim)
+        if of == UPDATE_RATIO:
+            site.reads_before = True
+            measure = partial(_update_ratio, site, self.dim)
+        elif of == LOSS:
+            measure = _nothing
+
+        def report(numbers: Tensor) -> None:
+            if numbers.numel():  # an empty tensor passes
+                site.judge(numbers, rules, policy)
+
+        return Halves(measure, report)
+
+    def _of_elements(self, site: HookSite) -> Edit:
         import torch
 
         low = self._bounds(self.min, -math.inf)
@@ -95,6 +279,34 @@ class Check(Action):
         return f"expected every element to be {text}"
 
 
+def _number(of: Statistic, dim: int | None, x: Tensor) -> Tensor:
+    """[R] float64: the statistic of each row of the tensor; of an empty tensor [0]."""
+    x = elements(x.detach())
+    if dim is not None:
+        require_dim(dim, x.shape, [of])
+    rows = rows_of(x, dim)
+    if not x.numel():
+        return rows.x.flatten().double()
+    return numbers_of(rows, [of])[:, 0]
+
+
+def _nothing(x: Tensor) -> Tensor:
+    """[1], which says no more than that the hook fired."""
+    return x.new_zeros(1).double()
+
+
+def _update_ratio(site: HookSite, dim: int | None, x: Tensor) -> Tensor:
+    """[R] float64: norm(new - old) / norm(old) of a parameter; 0 where all old elements are 0."""
+    before = site.before
+    if before is None:
+        raise ValueError(
+            "the parameter before the step is not known: the optimizer has not called torch's step hooks"
+        )
+    norm = statistic("norm")
+    size = _number(norm, dim, before)
+    return (_number(norm, dim, x.detach() - before) / size).where(size > 0, 0)
+
+
 @dataclass
 class LastPassed:
     """The tensors that passed each check in the current pass through the model, from the records of checks.
@@ -128,9 +340,11 @@ def verdict(record: Mapping[str, Any]) -> str:
     """
     least = float(record["least"])
     largest = float(record["largest"])
-    text = f"{record['message']}, found {least:.6g}"
-    if least != largest and not math.isnan(least):
-        text += f" to {largest:.6g}"
+    text = str(record["message"])
+    if "rule" not in record:
+        text += f", found {least:.6g}"
+        if least != largest and not math.isnan(least):
+            text += f" to {largest:.6g}"
     if record.get("samples"):
         text += f" among the samples {listed(map(str, record['samples']), _SHOWN)}"
     if record.get("last_good"):

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from hookrun.engine.actions.base import Absent, Action, Edit, HookSite
+from hookrun.engine.actions.base import FORMS, Absent, Action, Edit, HookSite
 from hookrun.engine.actions.experts import path_of, router_output
 from hookrun.engine.actions.fields import Count, Finite
-from hookrun.engine.actions.statistics import CountsOf, numbers_of, rows_of, statistic
+from hookrun.engine.actions.statistics import Options, numbers_of, rows_of, statistic
 from hookrun.engine.hook_types import FORWARD
 
 if TYPE_CHECKING:
@@ -56,18 +56,25 @@ class ExpertLoad(Action):
                 scores, indices = router_output(value, site.module)
             except ValueError as error:
                 raise Absent(str(error)) from error
-            statistics = [statistic(CountsOf(counts=scores.shape[-1]))]
-            counts = numbers_of(rows_of(indices), statistics)[0]
+            counts = numbers_of(rows_of(indices), [statistic(Options(counts=scores.shape[-1]))])[0]
             entropy = numbers_of(rows_of(scores.detach()), [statistic("entropy")])[0, 0]
             before = torch.full_like(counts, self.dead)  # an expert that was never chosen is dead
             if silence.records is not None:
                 before = silence.records.to(counts)
             silence.records = torch.where(counts > 0, 0.0, before + 1)
-            is_hot = counts > self.hot * counts.mean()
             is_dead = silence.records >= self.dead
-            site.emit({"counts": counts.long(), "entropy": entropy, "dead": is_dead, "hot": is_hot})
+            is_hot = counts > self.hot * counts.mean()
+            forms = {"dead": places, "hot": places}
+            site.emit(
+                {"counts": counts.long(), "entropy": entropy, "dead": is_dead, "hot": is_hot, FORMS: forms}
+            )
 
         return load
+
+
+def places(are: list[bool]) -> list[int]:
+    """Where a list is true."""
+    return [place for place, is_true in enumerate(are) if is_true]
 
 
 class Silence:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
+from hookrun.engine.values.tensors import is_integer
+
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
@@ -45,13 +47,6 @@ def expert_count(module: Module) -> int | None:
     return sizes.pop() if len(sizes) == 1 else None
 
 
-def is_integer(x: Tensor) -> bool:
-    """Whether its elements are whole numbers; truth values are not."""
-    import torch
-
-    return not (x.is_floating_point() or x.is_complex() or x.dtype is torch.bool)
-
-
 def chosen_experts(
     value: Any, indices: Target | None = None, weights: Target | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -64,7 +59,7 @@ def chosen_experts(
     """
     pairs: list[tuple[Tensor, Tensor]] = []
     for numbers in _tensors(value, indices):
-        if is_integer(numbers) and numbers.dim() > 1:
+        if is_integer(numbers) and numbers.dtype.is_signed and numbers.dim() > 1:
             for shares in _tensors(value, weights):
                 if shares.is_floating_point() and shares.shape == numbers.shape:
                     pairs.append((numbers, shares))

@@ -35,7 +35,7 @@ from hookrun.engine.plan.resolve import resolve, unexpected_finds
 from hookrun.engine.plan.table import text, view_of
 from hookrun.engine.prove.batch import BatchRuns, TwoSizes, larger_batches, may_have_steps_first
 from hookrun.engine.prove.fake import FakeMode
-from hookrun.engine.prove.unread import UNREAD, ScoreReads, may_edit_scores
+from hookrun.engine.prove.unread import UNREAD, ScoreReads
 from hookrun.engine.runtime.hooks.base import RegisteredHook
 from hookrun.engine.runtime.install import Installation
 from hookrun.engine.runtime.optimizers import without_compiler
@@ -434,9 +434,8 @@ def _run_hooked(
     if not isinstance(backward, bool):
         args, kwargs = rebuild((args, kwargs), differentiable)
     findings = TrialSink()
-    watching: Any = nullcontext()
-    if replace_op is None and any(may_edit_scores(hook.spec) for hook in plan.hooks):
-        watching = findings.scores = ScoreReads()
+    if replace_op is None:
+        findings.scores.watch(hook.spec for hook in plan.hooks)
     unchecked = None
     with ExitStack() as stack:
         try:
@@ -445,9 +444,10 @@ def _run_hooked(
             return replace(plan, unchecked=_unproven(error))
         shapes = _shapes_of_first_calls(plan, model)
         try:
-            with watching:
+            with findings.scores if findings.scores.hooks else nullcontext():
                 output = model(*args, **kwargs)
-            findings.note_unread()
+            for hook, path in findings.scores.unread():
+                findings.problems.setdefault((hook, UNREAD), []).append(path)
             if see is not None:
                 see(output)
             if not isinstance(backward, bool):
@@ -614,7 +614,7 @@ class TrialSink(Sink):
     captured: (hook, path) -> the fake tensors of each of its firings, by their path in the value
     captured_of_larger: the same for the larger batch, while and after that runs; problems are then not collected
     without:  (hook, path) -> why the user's own function cannot run without data; its value passed unchanged
-    scores:   watches what routers return, if a hook may edit it
+    scores:   watches what routers return, where a hook edits it
     """
 
     has_values = False
@@ -622,7 +622,7 @@ class TrialSink(Sink):
     captured: dict[tuple[str, str], list[dict[str, Tensor]]] = field(default_factory=dict)
     captured_of_larger: dict[tuple[str, str], list[dict[str, Tensor]]] | None = None
     without: dict[tuple[str, str], str] = field(default_factory=dict)
-    scores: ScoreReads | None = None
+    scores: ScoreReads = field(default_factory=ScoreReads)
     _measured: set[tuple[Any, ...]] = field(default_factory=set)
 
     def keeper(self, site: HookSite) -> Keeper:
@@ -647,7 +647,7 @@ class TrialSink(Sink):
         """
         if isinstance(data, Measured):
             x = data.x
-            form = data.of, x.layout, x.dtype, x.device, () if x.is_nested else x.shape
+            form = data.now, x.layout, x.dtype, x.device, () if x.is_nested else x.shape
             if not is_fake(x) or form not in self._measured:
                 data.now(x, False)
                 self._measured.add(form)
@@ -656,8 +656,7 @@ class TrialSink(Sink):
         """The op, wrapped: if it fails, the failure becomes a problem and the value passes unchanged."""
 
         def guarded(value: Any) -> Any:
-            if self.scores is not None:
-                self.scores.in_hook = True
+            self.scores.in_hook = True
             try:
                 new = op(value)
             except HookrunError as error:
@@ -668,22 +667,16 @@ class TrialSink(Sink):
                 self.fail(site, str(error).removeprefix(f"{site.where}: "))
                 return value
             finally:
-                if self.scores is not None:
-                    self.scores.in_hook = False
+                self.scores.in_hook = False
             # a saved tensor may be replaced, it is restored later
             if not isinstance(new, Packed) and (changed := form_changed(value, new)) is not None:
                 self.fail(site, changed)
                 return value
-            if self.scores is not None:
+            if site.hook_name in self.scores.hooks:
                 self.scores.note(site, value, new)
             return new
 
         return guarded
-
-    def note_unread(self) -> None:
-        """Add the edits of scores that nothing has read."""
-        for hook, path in sorted(self.scores.unread()) if self.scores is not None else ():
-            self.problems.setdefault((hook, UNREAD), []).append(path)
 
     def fail(self, site: HookSite, what: str) -> None:
         """Add the failure of a hook at a site, each different failure once."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 from weakref import ReferenceType, ref
@@ -29,30 +29,37 @@ class ScoreReads(TorchDispatchMode):
 
     Hooks of others, which may record the output of a router, get it before or after the edit.
 
+    hooks:   the names of those that edit one tensor of an output
     in_hook: a hook runs, whose operations do not count
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.hooks = set[str]()
         self.in_hook = False
         self._scores = list[tuple[str, str, ReferenceType[Tensor]]]()
         self._read = set[str]()
 
+    def watch(self, hooks: Iterable[HookSpec]) -> None:
+        """Watch the hooks that may edit scores."""
+        for hook in hooks:
+            if hook.hook_type is FORWARD and hook.keys.target is not None and not hook.action.observes:
+                self.hooks.add(hook.name)
+
     def note(self, site: HookSite, value: Any, new: Any) -> None:
-        """Note the scores in the output of a router, and what a hook that is there to edit them has made of them."""
-        if not may_edit_scores(site.spec) or site.target_keys is None:
-            return
+        """Note the scores in the output of a router, and what a hook that edits them has made of them."""
+        keys = site.target_keys or ()
         with suppress(ValueError, containers.TargetError):
             scores, _ = router_output(value, site.module)
-            if containers.get(value, site.target_keys) is scores:
-                for tensor in (scores, containers.get(new, site.target_keys)):
+            if containers.get(value, keys) is scores:
+                for tensor in (scores, containers.get(new, keys)):
                     self._scores.append((site.hook_name, site.path, ref(tensor)))
 
-    def unread(self) -> set[tuple[str, str]]:
+    def unread(self) -> list[tuple[str, str]]:
         """(hook, path) of each edit of scores that no operation has read, and that nothing holds after the run."""
         held = {path for _, path, scores in self._scores if scores() is not None}
         used = self._read | held
-        return {(hook, path) for hook, path, _ in self._scores if path not in used}
+        return list(dict.fromkeys((hook, path) for hook, path, _ in self._scores if path not in used))
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -63,8 +70,3 @@ class ScoreReads(TorchDispatchMode):
             for tensor in containers.tensors((args, given)):
                 self._read |= {path for _, path, scores in self._scores if scores() is tensor}
         return func(*args, **given)
-
-
-def may_edit_scores(spec: HookSpec) -> bool:
-    """Whether the hook edits one tensor of an output."""
-    return spec.hook_type is FORWARD and spec.keys.target is not None and not spec.action.observes

@@ -10,7 +10,7 @@ from threading import local
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ReferenceType, ref
 
-from torch import Tensor, is_grad_enabled, nn
+from torch import Tensor, is_grad_enabled, nn, stack
 from torch.optim import Optimizer
 
 from hookrun.engine.rank import own_rank
@@ -52,6 +52,7 @@ class Clock:
     passes:       which tokens the calls of the model compute; None where no hook has `tokens`
     in_graphs:    tensors [] that compiled graphs read, each with a function that returns its present value
     ending:       called at the end of each step, before its number changes, and when the hooks are removed
+    losses:       [1] float64 each, what was told as the loss of this step
 
     In a user's own loop the steps of the first optimizer that steps the model's parameters are counted, until the
     first call of `advance`; in a recorded loop without either, its forwards are (`count_batch`).
@@ -62,6 +63,7 @@ class Clock:
         self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self.in_graphs = list[tuple[Tensor, Callable[[], float]]]()
         self.ending = list[Callable[[], None]]()
+        self.losses = list[Tensor]()
         self._step = 0
         self._epoch = 0
         self.training_at: int | None = None
@@ -117,6 +119,12 @@ class Clock:
         """What is done at the end of the step; a second call in the same step finds nothing to do."""
         for end in self.ending:
             end()
+        self.losses.clear()
+
+    @property
+    def loss(self) -> Tensor | None:
+        """The loss of this step, [1] float64; None: it is not known."""
+        return stack(self.losses).mean(0) if self.losses else None
 
     def advance(self) -> None:
         """End the current step. From now on the loop ends each step by this method, and optimizers are ignored."""

@@ -7,7 +7,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from types import FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any
@@ -120,6 +120,7 @@ class Installation(Shown):
         with changing, collector_paused():
             try:
                 self._wiring.install()
+                self.clock.ending.append(self.sink.raise_failed)
                 if self._standalone:
                     self._wiring.closing.callback(follow(after=self.clock.stepped))
                     self._first_call = self._wiring.listen(
@@ -176,8 +177,8 @@ class Installation(Shown):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if kind is None:
-                self.clock.end_step()
+            with nullcontext() if kind is None else suppress(HookrunError):
+                self.clock.end_step()  # after an exception too: what it records may explain that
         finally:
             self._remove()
         if not self._standalone or kind is not None:
@@ -292,6 +293,7 @@ class Installation(Shown):
         first. Not in it: parameters that hooks added, which are in the model's state, and captures and records, which
         the sink keeps (in the run's files, or in memory with this object).
         """
+        self.sink.settle()  # rules over steps keep what they have judged
         sites = dict[str, dict[str, Any]]()
         for site in self.sites:
             sites.setdefault(site.hook_name, {})[site.path] = site.state_dict()
@@ -450,6 +452,21 @@ class Installation(Shown):
         self._spans = found
         if self.clock.passes is not None:
             self.clock.passes.spans = found
+
+    @property
+    def loss(self) -> Tensor | None:
+        """The loss of the step, for a `check` with `of: loss`: the mean of what was set in it; None: nothing was.
+
+        In your own loop set it before the step ends, which is at `optimizer.step()` or `step()`. hookrun's tasks do so.
+        """
+        return self.clock.loss
+
+    @loss.setter
+    def loss(self, loss: Tensor | float) -> None:
+        number = torch.as_tensor(loss).detach()
+        if number.numel() != 1:
+            raise HookrunError(f"loss: found a tensor of shape {list(number.shape)}, expected one number")
+        self.clock.losses.append(number.reshape(1).double())
 
     @property
     def population(self) -> int | None:

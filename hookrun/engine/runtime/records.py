@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookrun.engine.actions.base import ABOUT, MOST_FAULTS, RECORD_KEYS, Keeper, Measured, TokenRows
+from hookrun.engine.actions.base import ABOUT, FORMS, MOST_FAULTS, RECORD_KEYS, Keeper, Measured, TokenRows
 from hookrun.engine.actions.check import LastPassed, verdict
 from hookrun.engine.plan.texts import decoder_of
 from hookrun.engine.runtime.fast.copies import KeptInMemory, held_bytes
@@ -22,7 +22,7 @@ from hookrun.engine.runtime.site import HookSite
 from hookrun.engine.runtime.snapshot import TRACED, append_copy, copied, held, in_reach, snapshot
 from hookrun.engine.values.containers import readable
 from hookrun.engine.values.tensors import read_together
-from hookrun.errors import HookError, printable, reason
+from hookrun.errors import CheckFailed, HookError, printable, reason
 
 
 @dataclass(slots=True)
@@ -68,6 +68,8 @@ class RecordSink(Sink):
         self._statistics = SmallTensors()
         self._budgets = dict[str, Budget]()
         self._faults = Counter[str]()
+        self._may_fail = False  # a rule with the policy `error` is to judge a step
+        self._failed: str | None = None
 
     def within_budget(self, site: HookSite, keep: Keeper) -> Keeper:
         """`keep` until the hook's `max_bytes` are used up; of the value that does not fit, the rows that still do."""
@@ -123,7 +125,8 @@ class RecordSink(Sink):
             return
         record: dict[str, Any] | Waiting | None = None
         if isinstance(data, Measured):
-            record = self._statistics.add(data.x, data.of, start)
+            if data.of:
+                record = self._statistics.add(data.x, data.of, start)
             if record is None:
                 data = data.now(data.x, computes())
         if not isinstance(data, Measured):
@@ -141,6 +144,8 @@ class RecordSink(Sink):
             return None
         if "bit" in record:
             self._count_fault(record)
+        if "judge" in record and record["policy"] == "error":
+            self._may_fail = True
         if show:
             record = read(record)
             self.show(line(record))
@@ -168,8 +173,9 @@ class RecordSink(Sink):
             try:
                 if isinstance(record, list):
                     store(record[0])
-                else:
-                    self._settle(record)
+                    continue
+                for judged in record["judge"](record) if "judge" in record else (record,):
+                    self._settle(judged)
             except BaseException:
                 self._pending[:0] = pending[number + 1 :]
                 raise
@@ -185,8 +191,24 @@ class RecordSink(Sink):
         except RuntimeError as error:  # for a kind of tensor that torch cannot convert
             raise HookError(f"{_place(record)}: what it recorded cannot be read: {reason(error)}") from error
         self.store(plain)
-        if plain.get("policy") == "stop" and self.stop is None:
+        policy = plain.get("policy")
+        if policy == "stop" and self.stop is None:
             self.stop = f"{_place(plain)}: {verdict(plain)}"
+        if policy == "error" and "steps" in plain and self._failed is None:
+            at = f" at {plain['path']}" if plain["path"] else ""
+            self._failed = (
+                f"{_place(plain)}{at}, epoch {plain['epoch']}, step {plain['step']}: {verdict(plain)}"
+            )
+
+    def raise_failed(self) -> None:
+        """Raise CheckFailed if numbers of a step that has ended broke a rule whose policy is `error`."""
+        if self._may_fail:
+            self._may_fail = False
+            self.settle()
+        if self._failed is not None:
+            failed = self._failed
+            self._failed = None
+            raise CheckFailed(failed)
 
     def state_dict(self) -> dict[str, Any]:
         """The stop message, the budgets and the numbers of faults. Pending records are read and stored first."""
@@ -293,14 +315,13 @@ def _read_tensors(records: Iterable[dict[str, Any]]) -> None:
 
 
 def read(record: dict[str, Any]) -> dict[str, Any]:
-    """The record with its tensors as Python numbers and lists."""
-    return {key: _plain(value) if isinstance(value, Tensor) else value for key, value in record.items()}
-
-
-def _plain(tensor: Tensor) -> Any:
-    """The numbers; of truth values [n] the places that are true."""
-    is_mask = tensor.dtype is torch.bool and tensor.dim() == 1
-    return tensor.nonzero().squeeze(1).tolist() if is_mask else tensor.tolist()
+    """The record with its tensors as Python numbers and lists, or in the forms that go with them."""
+    plain: dict[str, Any] = {
+        key: value.tolist() if isinstance(value, Tensor) else value for key, value in record.items()
+    }
+    for key, form in plain.pop(FORMS, {}).items():
+        plain[key] = form(plain[key])
+    return plain
 
 
 def _place(record: dict[str, Any]) -> str:

@@ -47,6 +47,9 @@ class Sink:
     def settle(self) -> None:
         """Read the tensors of pending records."""
 
+    def raise_failed(self) -> None:
+        """At the end of a step: raise CheckFailed if a rule over steps with the policy `error` is broken."""
+
     def fail(self, site: Any, what: str) -> None:
         """A site cannot do what its hook asks for: raises HookError that names both; a trial run notes it."""
         raise HookError(f"{site.where}: {what}")

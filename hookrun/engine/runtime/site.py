@@ -126,9 +126,12 @@ class HookSite(SiteRecords, SiteValues, SiteModule):
         counts = (self.fired, self.idle, self.changed, self.total)
         in_graphs = self.fired_in_graphs
         before = None if in_graphs is None else in_graphs.clone()
+        was_uncounted = self.is_uncounted
+        self.is_uncounted = True
         try:
             yield
         finally:
+            self.is_uncounted = was_uncounted
             self.fired, self.idle, self.changed, self.total = counts
             if in_graphs is not None and before is not None:
                 in_graphs.copy_(before)

@@ -26,6 +26,7 @@ class SitePlace:
     sink:       where records and captures go
     current:    the state of the firing in each thread
     part:       the part of a tensor that the action acts on; None: all of it
+    before:     the parameter before the optimizer's step number `before_at`, if the action reads that
     target_keys: where the target is in the value that the hook gets; None: the value itself
     """
 
@@ -60,6 +61,9 @@ class SitePlace:
                 self._values[field] = values[path]
         self.stores_rows = sink.stores_rows
         self.reads_arguments = "args" in hook.spec.action.uses
+        self.reads_before = False
+        self.before: Tensor | None = None
+        self.before_at = 0
         self._held: list[Any] = []
         self.part: TensorPart | None = None
         if self.spec.acts_on_part:

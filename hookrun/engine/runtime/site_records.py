@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from hookrun.engine.actions.base import RECORD_KEYS, Measured
-from hookrun.engine.actions.check import verdict
+from hookrun.engine.actions.check import LOSS, verdict
+from hookrun.engine.actions.fields import Meaning
+from hookrun.engine.actions.rules import Place, Rules
 from hookrun.engine.runtime.checkpointing import repeating
 from hookrun.engine.runtime.rng import kept_samples
 from hookrun.engine.runtime.site_draws import SiteDraws
@@ -22,7 +24,16 @@ if TYPE_CHECKING:
 
 
 class SiteRecords(SiteDraws):
-    """What a hook records and captures at one module or parameter; see actions/base.py."""
+    """What a hook records and captures at one module or parameter; see actions/base.py.
+
+    rules:        those of a check over steps
+    in_step:      of the firings in this step at each place: how the record begins, the sum of the numbers, how many
+    is_uncounted: firings do not count now, so that they are not added to the step either
+    """
+
+    rules: Rules | None = None
+    in_step: dict[Place, tuple[tuple[Any, ...], Tensor, int]]
+    is_uncounted = False
 
     def emit(
         self, data: Mapping[str, Any] | Measured, path: str | None = None, *, show: bool = False
@@ -66,7 +77,6 @@ class SiteRecords(SiteDraws):
     def check_result(self, ok: Tensor, message: str, policy: str, least: Tensor, largest: Tensor) -> None:
         """Judge a check: policy `error` reads the result and raises CheckFailed, others emit a record."""
         result = readable(ok)
-        clock = self.clock
         if result is None and self.has_values and not ok.is_meta:  # the model is being traced
             return
         # under `torch.vmap` there is one result for each mapped element
@@ -76,21 +86,108 @@ class SiteRecords(SiteDraws):
                 least = plain(least).min()
                 largest = plain(largest).max()
         record = {"ok": ok, "message": message, "policy": policy, "least": least, "largest": largest}
-        if self.hook_type.sees_batch and clock.rows is not None and clock.samples is not None:
-            record["samples"] = clock.samples.tolist()  # of this rank
-        record["class"] = type(self.module).__name__
+        record |= self._checked()
         if policy != "error" or not self.has_values:
             self.emit(record)
             return
-        record["ok"] = passed = bool(ok)  # read once: the host waits for it
+        record["ok"] = bool(ok)  # read once: the host waits for it
+        self._require_passed(record)
+
+    def _checked(self) -> dict[str, Any]:
+        """What a record says of the place of a check, beside RECORD_KEYS."""
+        clock = self.clock
+        place = dict[str, Any]()
+        if self.hook_type.sees_batch and clock.rows is not None and clock.samples is not None:
+            place["samples"] = clock.samples.tolist()  # of this rank
+        place["class"] = type(self.module).__name__
+        return place
+
+    def _require_passed(self, record: dict[str, Any]) -> None:
+        """Raise CheckFailed, and emit the record, if its check did not pass."""
         checked = {**dict(zip(RECORD_KEYS, self._start(), strict=True)), **record}
         record["last_good"] = self.sink.last_good.before(checked)
-        if not passed:
+        if not record["ok"]:
             self.emit(record)
             at = f" at {self.current.at}" if self.current.at else ""
+            clock = self.clock
             raise CheckFailed(
                 f"{self.where} ({record['class']}){at}, epoch {clock.epoch}, step {clock.step}: {verdict(record)}"
             )
 
+    # ---- rules of a statistic ----------------------------------------------------------------------------------
+
+    def over_steps(self, rules: Rules) -> Rules:
+        if self.rules is None:
+            self.rules = rules
+            self.in_step = {}
+            self._held.append(rules)
+            self.clock.ending.append(self._end_step)
+        return self.rules
+
+    def judge(self, numbers: Tensor, rules: Rules, policy: str) -> None:
+        """Judge numbers now (policy `error`), when they are read (others), or with those of the whole step."""
+        start = self._start()
+        rules.require_width(_place_of(start), len(numbers))
+        seen = readable(numbers)
+        if seen is None:  # a trial run, or the model is being traced
+            return
+        if seen.shape != numbers.shape:
+            raise ValueError(
+                "under torch.vmap a statistic has a number for each mapped element: check it without `of`"
+            )
+        record = {"numbers": seen, "judge": rules.judge, "policy": policy, **self._checked()}
+        if rules.steps is not None:
+            self._add_to_step(start, seen)
+        elif policy != "error":
+            self.emit(record)
+        else:
+            of_now = {**dict(zip(RECORD_KEYS, start, strict=True)), **record, "numbers": seen.cpu()}
+            for judged in rules.judge(of_now):
+                self._require_passed({key: value for key, value in judged.items() if key not in RECORD_KEYS})
+
+    def _add_to_step(self, start: tuple[Any, ...], numbers: Tensor) -> None:
+        """Add the numbers of a firing to those of the step at the same place."""
+        if self.is_uncounted:
+            return
+        place = _place_of(start)
+        before = self.in_step.get(place)
+        if before is None:
+            self.in_step[place] = start, numbers, 1
+            return
+        if len(before[1]) != len(numbers):
+            raise ValueError(
+                f"dim has {len(before[1]):,} and {len(numbers):,} units in one step: name a dimension of "
+                "constant length"
+            )
+        self.in_step[place] = start, before[1] + numbers, before[2] + 1
+
+    def _end_step(self) -> None:
+        """Let the rules judge the mean over the firings of the step."""
+        rules = self.rules
+        assert rules is not None
+        firings = list(self.in_step.values())
+        self.in_step.clear()
+        for start, total, count in firings:
+            numbers: Tensor | None = total / count
+            if rules.of == LOSS:
+                numbers = self.clock.loss
+                if numbers is None:
+                    raise HookError(
+                        f"{self.where}: the loss of step {self.clock.step} is not known: set `hooks.loss = loss` "
+                        "before the step ends, or leave such steps out, as `when: {mode: train}` does"
+                    )
+            record = {
+                "numbers": numbers,
+                "judge": rules.judge,
+                "policy": self.spec.action.value_of(Meaning.POLICY),
+            }
+            self.sink.emit(start, {**record, "class": type(self.module).__name__})
+
     def rebuild(self, value: Any, change: Callable[[Tensor], Tensor]) -> Any:
         return copied(value, change)
+
+
+def _place_of(start: tuple[Any, ...]) -> Place:
+    """Which window a firing belongs to. start: the values of RECORD_KEYS of its record"""
+    of = dict(zip(RECORD_KEYS, start, strict=True))
+    return of["mode"], of["path"], of["call"]

@@ -403,6 +403,7 @@ class Wiring:
         forget(self.clock.calls)
         self.clock.calls.begins.clear()
         self.clock.calls.ends.clear()
+        self.clock.ending.clear()
         self.clock.in_graphs.clear()  # breaks reference cycles: their functions refer to the clock
         self.closing.close()
 
@@ -438,4 +439,4 @@ def _needs_calls(hook: PlannedHook) -> bool:
     draws = spec.draws_in_forward
     if draws and hook.functions and spec.keys.when.probability == 1:
         draws = may_draw(hook.functions.values())
-    return draws or spec.keys.tokens is not None or bool(passed_on([hook]))
+    return draws or spec.action.by_call or spec.keys.tokens is not None or bool(passed_on([hook]))

@@ -359,6 +359,8 @@ class RunContext:
                         store(batch, output)
                     if measures:
                         loss = self.loss(output, batch) if needs_loss else None
+                        if loss is not None:
+                            self.hooks.loss = loss
                         self.measure(average, loss, output, batch)
                     if names is not None:
                         names.write(batch, output)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -131,6 +132,8 @@ def train_step(training: Training, group: Sequence[Batch], shown: dict[str, floa
             if loss is not None:
                 context.measure(step_means, loss.detach(), output, batch)
 
+        hooks.clock.losses += training.gradients.loss_of_step(losses, shares)
+
         # Clip, check that loss and gradients are finite, and step.
         # With fused optimizers, hooks would otherwise see scaled gradients.
         context.scaler.unscale_(optimizer)
@@ -183,6 +186,14 @@ class StepGradients:
         self.context.scaler.scale(loss if is_whole_step else loss * share).backward()
         self.context.after(batch)
         return output, loss
+
+    def loss_of_step(self, losses: Sequence[Tensor | None], shares: Sequence[Share]) -> list[Tensor]:
+        """The loss of the step, the sum of these weighted losses, [1] float64; empty if no row has one."""
+        weighted = list[Tensor]()
+        for loss, share in zip(losses, shares, strict=True):
+            if loss is not None:
+                weighted.append(loss.double() * share)
+        return [torch.stack(weighted).sum(0, keepdim=True)] if weighted else []
 
     def losses(self, losses: Sequence[Tensor | None], shares: Sequence[Share]) -> list[Tensor]:
         """The losses that have to be finite for a step: one for each micro-batch."""

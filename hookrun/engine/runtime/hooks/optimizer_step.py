@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -32,6 +32,8 @@ class OptimizerSteps(RegisteredHook):
     def run(self, kind: HookType, optimizer: Optimizer, parameters: Sequence[Tensor]) -> None:
         """Run the hooks of one kind, before or after a step of these parameters of the optimizer."""
         stepped = set(map(id, parameters))
+        if kind is OPTIMIZER_STEP_PRE:
+            self._copy_parameters(stepped)
         scale = getattr(optimizer, "grad_scale", None)  # set during the step if the optimizer itself unscales
         unscale = scale if kind.gradient and isinstance(scale, Tensor) else None
         groups = defaultdict[tuple[str, str], list[tuple[BoundHook, nn.Parameter]]](list)
@@ -45,6 +47,19 @@ class OptimizerSteps(RegisteredHook):
                 groups[site.hook_name, group].append((firing, place.parameter))
         for pairs in groups.values():
             _run(pairs, unscale)
+
+    def _copy_parameters(self, stepped: Collection[int]) -> None:
+        """For hooks after the step that compare with the parameter before it. stepped: the ids of the parameters
+
+        With a closure, which may be called several times in a step, the first copy counts.
+        """
+        for firing, place in zip(self.firings, self.places, strict=False):
+            site = firing.site
+            if site.reads_before and id(place.parameter) in stepped and due(firing):
+                step = site.clock.step
+                if site.before is None or site.before_at != step:
+                    site.before = whole(place.parameter.data).clone()
+                    site.before_at = step
 
 
 def _run(pairs: list[tuple[BoundHook, nn.Parameter]], scale: Tensor | None) -> None:
@@ -68,6 +83,8 @@ def _run(pairs: list[tuple[BoundHook, nn.Parameter]], scale: Tensor | None) -> N
     for firing, _ in pairs[1:]:
         firing.site.fired += site.fired - before
         firing.site.idle += values[firing.site.path] is None
+    for firing, _ in pairs:
+        firing.site.before = None
     for path, tensor in values.items():
         result = new[path] if together else new
         if tensor is not None and result is not seen[path]:
