@@ -182,14 +182,14 @@ class Action(Section):
     def taken(self, value: Any) -> Sequence[Tensor] | None:
         """With the scope `together`: the tensors of a value that the action gets; None: all of floating point.
 
-        It gets them in the value's order, and returns None for one that stays. Raises ValueError if they are not there.
+        It gets them in the value's order, and returns None for one that stays. Raises Absent if they are not there.
         """
         return None
 
     def reading(self, value: Any, module: Module) -> str | None:
         """Which tensors of a value the action takes, for the plan; None: there is nothing to tell.
 
-        Raises ValueError if they are not there.
+        Raises Absent if they are not there.
         """
         return None
 
@@ -318,7 +318,7 @@ def _names_of(action: type[Action], meaning: Meaning) -> tuple[str, ...]:
 
 
 class Absent(ValueError):
-    """A value does not have what an action `finds` in others."""
+    """A value does not have what an action takes from it."""
 
 
 @dataclass(slots=True, eq=False)

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from hookrun.engine.actions.base import FORMS, Absent, Action, Edit, HookSite
+from hookrun.engine.actions.base import FORMS, Action, Edit, HookSite
 from hookrun.engine.actions.experts import path_of, router_output
 from hookrun.engine.actions.fields import Count, Finite
 from hookrun.engine.actions.statistics import Options, numbers_of, rows_of, statistic
 from hookrun.engine.hook_types import FORWARD
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from torch.nn import Module
 
 
@@ -52,10 +51,7 @@ class ExpertLoad(Action):
         site.register_state(silence)
 
         def load(value: Any) -> None:
-            try:
-                scores, indices = router_output(value, site.module)
-            except ValueError as error:
-                raise Absent(str(error)) from error
+            scores, indices = router_output(value, site.module)
             counts = numbers_of(rows_of(indices), [statistic(Options(counts=scores.shape[-1]))])[0]
             entropy = numbers_of(rows_of(scores.detach()), [statistic("entropy")])[0, 0]
             before = torch.full_like(counts, self.dead)  # an expert that was never chosen is dead
@@ -80,7 +76,7 @@ def places(are: list[bool]) -> list[int]:
 class Silence:
     """records: [experts], how many records of a router have not had each of its experts; None: there was no record."""
 
-    records: Tensor | None = None
+    records: Any = None
 
     def state_dict(self) -> dict[str, Any]:
         """For a run that is resumed."""
@@ -90,5 +86,4 @@ class Silence:
         """Continue from a `state_dict`."""
         import torch
 
-        if state["records"] is not None:
-            self.records = torch.tensor(state["records"])
+        self.records = None if state["records"] is None else torch.tensor(state["records"])

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
+from hookrun.engine.actions.base import Absent
 from hookrun.engine.values.tensors import is_integer
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def chosen_experts(
     indices, weights: where they are; None: the only tensor of whole numbers [..., k] with the only one of
                       floating-point numbers that has its shape
 
-    Raises ValueError if there are none, or if several tensors may be meant.
+    Raises Absent if there are none, or if several tensors may be meant.
     """
     pairs: list[tuple[Tensor, Tensor]] = []
     for numbers in _tensors(value, indices):
@@ -64,44 +65,33 @@ def chosen_experts(
                 if shares.is_floating_point() and shares.shape == numbers.shape:
                     pairs.append((numbers, shares))
     if len(pairs) != 1:
-        raise ValueError(_not_one(value, pairs))
+        raise Absent(_not_one(value, pairs))
     return pairs[0]
 
 
 def router_output(value: Any, module: Module) -> tuple[Tensor, Tensor]:
-    """The scores of all experts and the indices of the chosen ones. Raises ValueError if they are not there."""
-    indices, _ = chosen_experts(value)
-    return _scores_beside(indices, value, expert_count(module)), indices
+    """The scores [..., experts] of all experts and the indices [..., k] of the chosen ones.
 
-
-def _scores_beside(indices: Tensor, value: Any, count: int | None) -> Tensor:
-    """The scores [..., experts] of all experts in the value that has the indices [..., k] of the chosen ones.
-
-    count: how many experts there are; None: more than k
-
-    Raises ValueError if there are none, or if several tensors may be meant.
+    Raises Absent if they are not there, or if several tensors may be meant.
     """
-    *tokens, k = indices.shape
+    indices, _ = chosen_experts(value)
+    count = expert_count(module)
     found: list[Tensor] = []
     for tensor in _tensors(value, None):
-        *of_tokens, size = tensor.shape or (0,)
-        if tensor.is_floating_point() and of_tokens == tokens and (size == count if count else size > k):
+        *tokens, size = tensor.shape or (0,)
+        fits = size > indices.shape[-1] if count is None else size == count
+        if fits and tensor.is_floating_point() and tokens == list(indices.shape[:-1]):
             found.append(tensor)
     if len(found) != 1:
-        raise ValueError(f"{len(found)} tensors may be the scores of all experts")
-    return found[0]
+        raise Absent(f"{len(found)} tensors may be the scores of all experts")
+    return found[0], indices
 
 
 def _tensors(value: Any, target: Target | None) -> Sequence[Tensor]:
     """The tensor at the target, or all tensors of the value."""
     from hookrun.engine.values import containers
 
-    if target is not None:
-        try:
-            value = containers.get(value, target.keys)
-        except containers.TargetError as error:
-            raise ValueError(f"{target}: {error}") from error
-    return list(containers.tensors(value))
+    return list(containers.tensors(value if target is None else containers.get(value, target.keys)))
 
 
 def _not_one(value: Any, pairs: Sequence[tuple[Tensor, Tensor]]) -> str:

@@ -107,7 +107,7 @@ def _resolve_hook(
     mistakes.add(_meaningless_keys(spec))
     mistakes.add(_unexpected_matches(spec, matches, names))
     code = _own_code(spec, names, mistakes)
-    mistakes.add(_unfit_matches(spec, matches, names, [*code.parameters, *code.buffers]))
+    mistakes.add(unfit_matches(spec, matches, names, [*code.parameters, *code.buffers]))
     sources = _read_values(spec, matches, values, planned, mistakes)
     heads = _heads(spec, matches, names, mistakes)
     mistakes.add(_unknown_in_data(spec, values))
@@ -379,15 +379,11 @@ def unexpected_finds(plan: ResolvedPlan) -> Iterator[Problem]:
     """Problems of hooks that look for their modules, and did not find as many as they expect."""
     for hook in plan.hooks:
         spec = hook.spec
-        count = len(hook.matches)
-        if not spec.action.finds or not hook.is_found or count in spec.keys.expect:
-            continue
-        yield Problem(
-            f"{spec.where}.expect",
-            f"expected {spec.keys.expect} modules, {count} of those that {str(spec.keys.select)!r} matches have "
-            f"{spec.action.finds}",
-            'name them with `select`, or allow that there are none: expect: ">=0"',
-        )
+        expected = spec.keys.expect
+        if spec.action.finds and hook.is_found and len(hook.matches) not in expected:
+            found = f"{len(hook.matches)} of those that {str(spec.keys.select)!r} matches have {spec.action.finds}"
+            hint = 'name them with `select`, or allow that there are none: expect: ">=0"'
+            yield Problem(f"{spec.where}.expect", f"expected {expected} modules, {found}", hint)
 
 
 def _unmatched_members(hook: HookSpec, names: ModelNames) -> list[tuple[Selector, str]]:
@@ -534,7 +530,7 @@ def _why_not_by_row(spec: HookSpec) -> str | None:
     return None
 
 
-def _unfit_matches(
+def unfit_matches(
     spec: HookSpec, matches: Iterable[Match], names: ModelNames, added: Collection[str]
 ) -> Iterator[Problem]:
     """Problems of matches that the hook does not fit.

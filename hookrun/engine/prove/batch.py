@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,10 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hookrun.engine.actions.base import Absent
 from hookrun.engine.hook_types import BACKWARD, BACKWARD_PRE, FORWARD, FORWARD_PRE, HookType
 from hookrun.engine.plan.batch import Followers, Shapes, followers_of
-from hookrun.engine.plan.plan import Match, PlannedHook, ResolvedPlan, lies_in
+from hookrun.engine.plan.plan import Match, PlannedHook, ResolvedPlan
 from hookrun.engine.runtime.snapshot import Uncopyable, opened
+from hookrun.engine.spec.selector.tree import ancestors
 from hookrun.engine.values.containers import (
     TargetError,
     arguments,
@@ -193,10 +195,10 @@ class BatchRuns:
         """The plan with what its actions take from the values of the first calls, see `Action.reading`."""
         hooks = list[PlannedHook]()
         for hook in self.plan.hooks:
-            matches = list(self._readings(hook))
+            matches = tuple(self._readings(hook))
             if hook.spec.action.finds:
-                matches = [match for match in matches if not _has_inner(match, matches)]
-            hooks.append(replace(hook, matches=tuple(matches)))
+                matches = innermost(matches)
+            hooks.append(replace(hook, matches=matches))
         return replace(self.plan, hooks=tuple(hooks))
 
     def _readings(self, hook: PlannedHook) -> Iterator[Match]:
@@ -207,7 +209,7 @@ class BatchRuns:
             reads = None
             if call is not None and hook.spec.hook_type in (FORWARD_PRE, FORWARD):
                 value = call[hook.spec.hook_type is FORWARD]
-                with suppress(ValueError):  # of an edit, the run with the hooks reports it
+                with suppress(Absent, TargetError):  # of an edit, the run with the hooks reports it
                     reads = action.reading(value, self.modules[match.path])
             if reads is not None or not action.finds:
                 yield replace(match, reads=reads)
@@ -274,9 +276,10 @@ class BatchRuns:
         return followers_of(calls, self.two.sizes)
 
 
-def _has_inner(match: Match, others: Iterable[Match]) -> bool:
-    """Whether one of the others lies in the module, which may only pass on what that returns."""
-    return any(each is not match and lies_in(each.names, (match.path,)) for each in others)
+def innermost(matches: Sequence[Match]) -> tuple[Match, ...]:
+    """The modules that are not around another one: they may only pass on what that returns."""
+    paths = {path for match in matches for name in match.names for path in ancestors(name)}
+    return tuple(match for match in matches if match.path not in paths)
 
 
 def _shapes(hook: PlannedHook, given: Any, output: Any) -> Shapes:

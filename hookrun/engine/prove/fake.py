@@ -21,8 +21,7 @@ def _grouped(first: Any, second: Any, offs: Any = None, **others: Any) -> Any:
     offs: [groups], where the rows or columns of each group end, in a matrix that has the groups one after the other
     """
     if first.dtype != second.dtype or first.shape[-1] != second.shape[-2]:
-        forms = [f"{list(each.shape)} of {each.dtype}" for each in (first, second)]
-        raise RuntimeError(f"groups of matrices cannot be multiplied: {' and '.join(forms)}")
+        raise RuntimeError(f"{first} and {second} cannot be multiplied")
     sizes = [first.shape[-2], second.shape[-1]]
     if first.dim() == second.dim():
         sizes.insert(0, len(first if offs is None else offs))

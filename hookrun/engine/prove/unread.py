@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hookrun.engine.actions.base import Absent
 from hookrun.engine.actions.experts import router_output
 from hookrun.engine.hook_types import FORWARD
 from hookrun.engine.runtime.site import HookSite
@@ -49,7 +50,7 @@ class ScoreReads(TorchDispatchMode):
     def note(self, site: HookSite, value: Any, new: Any) -> None:
         """Note the scores in the output of a router, and what a hook that edits them has made of them."""
         keys = site.target_keys or ()
-        with suppress(ValueError, containers.TargetError):
+        with suppress(Absent, containers.TargetError):
             scores, _ = router_output(value, site.module)
             if containers.get(value, keys) is scores:
                 for tensor in (scores, containers.get(new, keys)):

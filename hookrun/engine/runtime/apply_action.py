@@ -149,10 +149,10 @@ class SiteRunner:
             return self._edit(value)
         except PASSED_ON:
             raise
-        except Absent:
-            self.site.found_nothing()
-            return value
         except Exception as error:
+            if isinstance(error, Absent) and self.site.spec.action.finds:
+                self.site.found_nothing()
+                return value
             is_observer = self.site.spec.action.observes
             if is_observer and self.site.has_values and _is_traced(value):
                 return value  # there is nothing to observe, and tracing forbids some operations
@@ -442,7 +442,7 @@ def _named(site: HookSite, error: Exception, value: Any) -> HookError:
         if "sparse" in str(error).lower() and any(tensor.is_sparse for tensor in containers.tensors(value)):
             return HookError(f"{site.where}: {_NOT_SPARSE}")
     keys = site.spec.keys
-    if isinstance(error, containers.TargetError):
+    if isinstance(error, containers.TargetError) and keys.target is not None:
         return HookError(f"{site.where}: target {keys.target}: {error}")
     if isinstance(error, IndexError) and keys.index:
         return HookError(f"{site.where}: index {keys.index}: {error}")

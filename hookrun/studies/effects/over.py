@@ -88,10 +88,8 @@ Over = Annotated[
 
 def problems_of(over: Over, hook: HookSpec) -> Iterator[Problem]:
     """Keys that the hook does not have, and kinds of values that its keys cannot have."""
-    fields = type(hook.action).model_fields
-    possible = [*COUNTED, *_OTHER_KEYS, *fields]
-    if EXPERTS not in fields:
-        possible.remove(EXPERTS)
+    of_any = [key for key in COUNTED if key != EXPERTS]
+    possible = [*of_any, *_OTHER_KEYS, *type(hook.action).model_fields]
     for key, values in over.items():
         where = f"{WHERE}.{key}"
         if key not in possible:

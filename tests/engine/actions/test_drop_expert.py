@@ -180,4 +180,4 @@ def test_several_possible_tensors_must_be_named() -> None:
     text = mistake(model, dropping(1), x)
     assert "say indices: '[0]', weights: '[1]' or indices: '[0]', weights: '[2]'" in text
     assert "takes indices [0], weights [2]" in plan_of(model, dropping(1, weights="[2]"), x)
-    assert "[7]: '[7]' is not in the tuple" in mistake(model, dropping(1, weights="[7]"), x)
+    assert "'[7]' is not in the tuple" in mistake(model, dropping(1, weights="[7]"), x)
