@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from language_models import made
 from torch import Tensor, nn
 from torch.nn import functional
 
 _SIZES = {
     "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2,
-    "intermediate_size": 16, "vocab_size": None,
+    "intermediate_size": 16, "vocab_size": 40,
 }  # fmt: skip
 _LATENT = {
     "q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8,
@@ -30,8 +29,13 @@ ROUTERS = {"mixtral": 2, "qwen2_moe": 2, "deepseek_v3": 1}
 
 
 def random_mixture(name: str, **more: Any) -> nn.Module:
+    import transformers
+
+    auto: Any = transformers
+
     torch.manual_seed(0)
-    model = made(config={"model_type": name, **FAMILIES[name], **more})
+    config = auto.AutoConfig.for_model(name, **FAMILIES[name], use_cache=False, **more)
+    model: nn.Module = auto.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     generator = torch.Generator().manual_seed(1)
     for parameter in model.parameters():  # large enough that a mistake shows
         parameter.data.add_(torch.randn(parameter.shape, generator=generator) * 0.2)

@@ -107,7 +107,7 @@ def _resolve_hook(
     mistakes.add(_meaningless_keys(spec))
     mistakes.add(_unexpected_matches(spec, matches, names))
     code = _own_code(spec, names, mistakes)
-    mistakes.add(unfit_matches(spec, matches, names, [*code.parameters, *code.buffers]))
+    mistakes.add(_unfit_matches(spec, matches, names, [*code.parameters, *code.buffers]))
     sources = _read_values(spec, matches, values, planned, mistakes)
     heads = _heads(spec, matches, names, mistakes)
     mistakes.add(_unknown_in_data(spec, values))
@@ -530,7 +530,7 @@ def _why_not_by_row(spec: HookSpec) -> str | None:
     return None
 
 
-def unfit_matches(
+def _unfit_matches(
     spec: HookSpec, matches: Iterable[Match], names: ModelNames, added: Collection[str]
 ) -> Iterator[Problem]:
     """Problems of matches that the hook does not fit.

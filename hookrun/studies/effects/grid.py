@@ -17,7 +17,7 @@ from hookrun.engine.actions.fields import Meaning
 from hookrun.engine.actions.values import RunValue
 from hookrun.engine.plan.model_tree import ModelNames
 from hookrun.engine.plan.plan import PlannedHook
-from hookrun.engine.plan.resolve import resolve, unfit_matches
+from hookrun.engine.plan.resolve import resolve
 from hookrun.engine.plan.texts import unknown_spans
 from hookrun.engine.prove.trial import on_a_copy
 from hookrun.engine.runtime.apply_action import Op, SiteRunner
@@ -231,8 +231,8 @@ class SiteGrid:
             elif key in (HEADS, CALL):
                 self._problems += [Problem(where, why) for why in self._lacking(key, spec.keys)]
             elif key == EXPERTS:
-                for problem in unfit_matches(spec, self.hook.matches, ModelNames(self.prepared.model), ()):
-                    self._problems.append(problem.moved(where))
+                _, wrong = resolve(Spec((spec,)), self.prepared.model, self._runs)
+                self._problems += [problem.moved(where) for problem in wrong]
             elif key == TOKENS and spec.keys.tokens is not None:
                 for problem in self._misses(spec.keys.tokens):
                     self._problems.append(problem.moved(where))
