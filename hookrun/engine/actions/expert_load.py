@@ -52,6 +52,8 @@ class ExpertLoad(Action):
 
         def load(value: Any) -> None:
             scores, indices = router_output(value, site.module)
+            if not indices.numel():
+                return
             counts = numbers_of(rows_of(indices), [statistic(Options(counts=scores.shape[-1]))])[0]
             entropy = numbers_of(rows_of(scores.detach()), [statistic("entropy")])[0, 0]
             before = torch.full_like(counts, self.dead)  # an expert that was never chosen is dead

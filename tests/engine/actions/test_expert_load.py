@@ -97,6 +97,14 @@ def test_without_a_trial_run_routers_show_at_their_calls() -> None:
     assert sum(record["counts"]) == 2 * 3 * 2
 
 
+def test_a_call_without_tokens_leaves_no_record() -> None:
+    model = nn.Sequential(Given())
+    with hookrun.hooked(model, watching(select="0")) as hooks:
+        model(torch.zeros(0, 1, dtype=torch.int64))
+        model(torch.tensor([[0], [1]]))
+    assert [record["dead"] for record in hooks.records] == [[2, 3]]
+
+
 def test_a_model_without_routers_is_told() -> None:
     model = nn.Sequential(nn.Linear(4, 2))
     example = ((torch.zeros(1, 4),), {})
