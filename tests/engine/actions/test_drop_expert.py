@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from mixtures import FAMILIES, Mixture, drop_by_hand, random_mixture, tokens
+from mixtures import Mixture, drop_by_hand, random_mixture, tokens
 from torch import Tensor, nn
 from torch.testing import assert_close
 
@@ -36,8 +36,10 @@ def mistake(model: nn.Module, spec: Spec, x: Tensor) -> str:
     return re.sub(r"\s+", " ", str(error.value))
 
 
-@pytest.mark.parametrize("renormalize", [True, False])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    ("name", "renormalize"),
+    [("mixtral", True), ("mixtral", False), ("qwen2_moe", False), ("deepseek_v3", True)],
+)
 def test_it_equals_a_block_written_by_hand(name: str, *, renormalize: bool) -> None:
     pytest.importorskip("transformers", reason="transformers is not installed")
     model = random_mixture(name)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from mixtures import FAMILIES, Mixture, random_mixture, tokens
+from mixtures import Mixture, random_mixture, tokens
 from torch import Tensor, nn
 
 import hookrun
@@ -26,10 +26,9 @@ def editing(select: str = "router", **keys: Any) -> dict[str, dict[str, Any]]:
     ids=str,
 )
 def test_an_edit_of_scores_that_nothing_reads_is_refused(keys: dict[str, Any]) -> None:
-    if "action" in keys:
-        keys = {**keys, "factor": None}
     spec = editing(**keys)
-    spec["h"] = {key: value for key, value in spec["h"].items() if value is not None}
+    if "action" in keys:
+        del spec["h"]["factor"]
     with pytest.raises(hookrun.CompileError) as error:
         hookrun.compile(spec, Mixture(), example=((X,), {}))
     text = re.sub(r"\s+", " ", str(error.value))
@@ -39,10 +38,9 @@ def test_an_edit_of_scores_that_nothing_reads_is_refused(keys: dict[str, Any]) -
     assert "use action: drop_expert" in text
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_the_routers_of_transformers_have_chosen_already(name: str) -> None:
+def test_the_routers_of_transformers_have_chosen_already() -> None:
     pytest.importorskip("transformers", reason="transformers is not installed")
-    model = random_mixture(name)
+    model = random_mixture("deepseek_v3")
     with pytest.raises(hookrun.CompileError, match="nothing reads the scores"):
         hookrun.compile(editing("**.gate"), model, example=((), tokens()))
 
