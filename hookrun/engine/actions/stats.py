@@ -168,7 +168,7 @@ def _measuring(of: tuple[Statistic | Options, ...], dim: int | None, widens: boo
         else:
             rows = rows_of(x, dim)
         rows.update(sizes)
-        found = {each.key: each.define(rows) for each in wanted}
+        found: dict[str, Any] = {each.key: each.define(rows) for each in wanted}
         if forms:
             found[FORMS] = forms
         return found
