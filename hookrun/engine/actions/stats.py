@@ -138,10 +138,11 @@ def _measuring(of: tuple[Statistic | Options, ...], dim: int | None, widens: boo
     wanted = statistics(of)
     names = tuple(each.key for each in wanted)
     has_values = not SIZES.issuperset(names)
+    is_counting = "counts" in names
     forms = {each.key: partial(_in_form, each.value) for each in wanted if each.key == "histogram"}
 
     def measure(x: Tensor, readable: bool = False) -> dict[str, Any]:
-        if has_values and not widens:
+        if is_counting or (has_values and not widens and is_integer(x)):
             require_dtype(x, wanted)
         if x.is_nested and (dim is not None or "entropy" in names):
             raise ValueError(
@@ -167,7 +168,7 @@ def _measuring(of: tuple[Statistic | Options, ...], dim: int | None, widens: boo
         else:
             rows = rows_of(x, dim)
         rows.update(sizes)
-        found = {each.key: each.define(rows) for each in wanted}
+        found: dict[str, Any] = {each.key: each.define(rows) for each in wanted}
         if forms:
             found[FORMS] = forms
         return found
