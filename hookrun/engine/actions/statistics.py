@@ -233,18 +233,18 @@ def require_dim(dim: int, shape: Sequence[int], of: Sequence[Statistic]) -> None
 
 def require_dtype(x: Tensor, of: Sequence[Statistic]) -> None:
     """ValueError if tensors of this dtype do not have one of the statistics."""
-    keys = {each.key for each in of}
+    keys = [each.key for each in of]
     if not is_integer(x):
         if "counts" in keys:
             raise ValueError(
                 f"counts is of integers, and the tensor is {_name_of(x)}: `histogram` counts other numbers, in bins"
             )
         return
-    others = keys - INTEGER
+    others = [key for key in keys if key not in INTEGER]
     if others:
         raise ValueError(
             f"the tensor is {_name_of(x)}, and of integers there are counts, min, max and mean, not "
-            f"{listed(sorted(others))}: name some of these in `of`, or select another module or `target`"
+            f"{listed(others)}: name some of these in `of`, or select another module or `target`"
         )
 
 
@@ -261,6 +261,19 @@ def _mean(rows: Rows) -> Tensor:
     if rows.flat.is_floating_point():
         return rows.flat.mean(-1)
     return rows.flat.mean(-1, dtype=torch.float64)
+
+
+def _extremes(rows: Rows) -> tuple[Tensor, Tensor]:
+    """The smallest and the largest elements; `aminmax` of one dimension takes 20 times as long as of the whole."""
+    if rows.flat.dim() == 1:
+        least, largest = rows.flat.aminmax()
+        return least, largest
+    return rows.flat.amin(-1), rows.flat.amax(-1)
+
+
+def _count(x: Tensor) -> Tensor:
+    """How many elements of each row are not 0; for a single one torch has a faster function."""
+    return x.count_nonzero() if x.dim() == 1 else x.bool().sum(-1)
 
 
 def _variance(rows: Rows) -> Tensor:
@@ -324,16 +337,16 @@ DEFINITIONS: Mapping[str, Callable[[Rows], Any]] = {
     "mean": _mean,
     "var": _variance,
     "std": _deviation,
-    "extremes": lambda rows: rows.flat.aminmax(dim=-1),
+    "extremes": _extremes,
     "min": lambda rows: rows["extremes"][0],
     "max": lambda rows: rows["extremes"][1],
     "norm": _norm,
     "abs_mean": lambda rows: rows.flat.abs().mean(-1),
     "abs_max": lambda rows: rows["max"].maximum(-rows["min"]),
     "sum": lambda rows: rows.flat.sum(-1),
-    "zeros": lambda rows: (rows.flat == 0).sum(-1) / rows.n,
-    "nans": lambda rows: rows.flat.isnan().sum(-1),
-    "infs": lambda rows: rows.flat.isinf().sum(-1),
+    "zeros": lambda rows: (rows.n - _count(rows.flat)) / rows.n,
+    "nans": lambda rows: _count(rows.flat.isnan()),
+    "infs": lambda rows: _count(rows.flat.isinf()),
     "entropy": _entropy_of_scores,
     "dynamic_range": _dynamic_range,
     "underflows": _underflows,
