@@ -40,7 +40,7 @@ class FakeSite:
         self.hook_name, self.hook_type, self.path = "h", FORWARD, "fc"
         self.seed = 5
         self.reads_arguments = self.reads_before = self.stores_rows = False
-        self.before = torch.zeros(())
+        self.before: Tensor | None = torch.zeros(())
         self.module = module if module is not None else nn.Identity()
         self.args = args
         self.values = values or {}
