@@ -51,6 +51,10 @@ class DropExpert(Action):
             return None
         return f"there is no expert {max(self.experts)}: it has {count}, numbered from 0"
 
+    def count_of(self, key: str, module: Module) -> int | None:
+        """How many experts the module has."""
+        return expert_count(module) if key == "experts" else None
+
     def taken(self, value: Any) -> Sequence[Tensor]:
         """The indices and the weights."""
         return chosen_experts(value, self.indices, self.weights)

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from hookrun.engine.actions.experts import expert_count
 from hookrun.engine.actions.fields import Meaning
 from hookrun.engine.actions.values import RunValue
 from hookrun.engine.plan.model_tree import ModelNames
@@ -287,7 +286,8 @@ class SiteGrid:
         counts = dict[str, int]()
         if key == EXPERTS:
             for path in self._paths:
-                counts[path] = expert_count(self.prepared.model.get_submodule(path)) or 0
+                module = self.prepared.model.get_submodule(path)
+                counts[path] = self.hook.spec.action.count_of(key, module) or 0
             return counts
         if key == CALL:
             for path in self._paths:
