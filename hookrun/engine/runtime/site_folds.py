@@ -108,6 +108,7 @@ class SiteFolds(SiteRecords):
         labels = self.clock.labels
         if labels is None or len(labels) <= int(places.max()):
             raise ValueError(
-                "by: label: the batch does not have a label for each sample; in a loop of your own set hooks.labels before it"
+                "by: label: the batch does not have a label for each sample; in a loop of your own set hooks.labels "
+                "before each batch"
             )
         return labels[places]

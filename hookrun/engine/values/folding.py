@@ -137,7 +137,9 @@ def _with_rows(top: Sequence[Tensor] | None, seen: SeenRows, most: int) -> list[
     columns = [best.T.gather(1, order), on_device(keys, best.device)[order], positions]
     if top is None:
         return _first(columns, most)
-    part = _first([torch.cat([old[units], column], 1) for old, column in zip(top, columns, strict=True)], most)
+    part = _first(
+        [torch.cat([old[units], column], 1) for old, column in zip(top, columns, strict=True)], most
+    )
     return [old.index_copy(0, units, column) for old, column in zip(top, part, strict=True)]
 
 
