@@ -125,7 +125,7 @@ def _with_rows(top: Sequence[Tensor] | None, seen: SeenRows, most: int) -> list[
         if not len(units):
             return list(top)
         best = best.index_select(1, units)
-        rows = rows[~(best < last[units]).all(1)]
+        rows = rows[~((best - last[units]).amax(1) < 0)]  # faster than to reduce booleans
         best = best[rows]
     best, first, keys = _best_of_samples(best, seen.keys[rows])
     order = _largest(best.T, most)
