@@ -173,9 +173,18 @@ class Action(Section):
         return None
 
     @property
+    def not_in_graph(self) -> str | None:
+        """Why a compiled graph cannot contain an observer, as the rest of a sentence; None: it has `halves`."""
+        return "passes values to Python at each firing, which breaks the graph"
+
+    @property
     def any_dtype(self) -> bool:
         """Whether the action also takes integer and boolean tensors. By default it gets floating-point tensors only."""
         return False
+
+    def takes_tensor(self, x: Tensor, *, alone: bool) -> bool:
+        """Whether an action that observes acts on a tensor; alone: it is all that the hook sees."""
+        return self.any_dtype or x.is_floating_point() or x.is_complex()
 
     @property
     def mixes_rows(self) -> bool:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from hookrun.engine.actions.base import Action, Edit, HookSite, Measured
+from hookrun.engine.actions.base import Action, Edit, Halves, HookSite, Measured
 from hookrun.engine.actions.fields import OneOrMore
+from hookrun.engine.actions.statistics import numbers_of, rows_of, statistic
 from hookrun.engine.values.tensors import elements, require_whole
+from hookrun.errors import listed
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from hookrun.engine.actions.statistics import Statistic as Wanted
 
 Statistic = Literal[
     "mean",
@@ -75,6 +80,57 @@ class Stats(Action):
             emit(Measured(x, of, measure))
 
         return stats
+
+    @property
+    def not_in_graph(self) -> str | None:
+        """None, unless `of` names a statistic that a graph cannot compute."""
+        lacking = [found.key for found in map(statistic, self.of) if not found.in_graph]
+        return f"computes {listed(lacking)}, which a graph cannot: leave it out of `of`" if lacking else None
+
+    def halves(self, site: HookSite) -> Halves:
+        """The statistics of each row, and whether the tensor has integers; of an empty tensor nothing."""
+        import torch
+
+        wanted = [statistic(item) for item in self.of]
+        dim: int | None = getattr(self, "dim", None)
+        of_nothing = measuring(self.of)
+        emit = site.emit
+
+        def measure(x: Tensor) -> Tensor:
+            if not x.numel():
+                return x.new_empty(0, dtype=torch.float64)
+            is_integer = not (x.is_floating_point() or x.is_complex())
+            kind = torch.full([1], float(is_integer), dtype=torch.float64, device=x.device)
+            return torch.cat([numbers_of(rows_of(x, dim), wanted).flatten(), kind])
+
+        def report(numbers: Tensor) -> None:
+            if numbers.numel():
+                emit({"numbers": numbers, "judge": partial(_records_of_rows, wanted, dim)})
+            else:
+                emit(of_nothing(torch.empty(0)))
+
+        return Halves(measure, report)
+
+
+def _records_of_rows(
+    wanted: Sequence[Wanted], dim: int | None, record: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """The record of statistics that a compiled graph has computed, once its numbers are read."""
+    numbers = record.pop("numbers").tolist()
+    del record["judge"]
+    is_integer = numbers.pop() == 1
+    width = sum(each.length or 1 for each in wanted)
+    begin = 0
+    for each in wanted:
+        end = begin + (each.length or 1)
+        rows = [
+            each.value(numbers[row + begin : row + end]) for row in range(0, len(numbers), width)
+        ]
+        if is_integer and each.key in ("min", "max"):
+            rows = [int(row) for row in rows]
+        record[each.key] = rows[0] if dim is None or each.key in SIZES else rows
+        begin = end
+    return [record]
 
 
 class LazyStatistics(dict[str, Any]):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from threading import local
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -259,6 +260,7 @@ class CurrentCall(local):
     whole:   the whole tensor while the action is given a part of it, if it needs the whole
     chosen:  the positions that `tokens` selects
     matching: [k], the rows of what the action would see for which a condition by sample holds; None: all
+    in_graph: the action's numbers come from a compiled graph: nothing is read or raised before the end of the step
     """
 
     within = ""
@@ -269,6 +271,7 @@ class CurrentCall(local):
     whole: Tensor | None = None
     chosen: Chosen | None = None
     matching: Tensor | None = None
+    in_graph = False
 
     def __init__(self, path: str, clock: Clock, calls: Calls | None = None) -> None:
         self.clock = clock
@@ -288,6 +291,19 @@ class CurrentCall(local):
             return op(value)
         finally:
             self.call_number = self.of_pass = None
+
+    @contextmanager
+    def in_graph_at(self, within: str, number: int) -> Iterator[None]:
+        """A firing in a compiled graph, for a tensor that is at this path and belongs to this call."""
+        self.within = within
+        self.call_number = number
+        self.in_graph = True
+        try:
+            yield
+        finally:
+            self.within = ""
+            self.call_number = None
+            self.in_graph = False
 
     @property
     def model_tokens(self) -> Pass | None:

@@ -346,6 +346,16 @@ class Installation(Shown):
                 counts.enter_context(site.uncounted())
             yield
 
+    @contextmanager
+    def unrecorded(self) -> Iterator[None]:
+        """Observers are counted inside the block, and record nothing."""
+        before = self.sink.muted
+        self.sink.muted = True
+        try:
+            yield
+        finally:
+            self.sink.muted = before
+
     def paused(self) -> AbstractContextManager[None]:
         """No hook runs in forward passes inside the block; changes by `apply` hooks stay in the model."""
         return self._wiring.paused()

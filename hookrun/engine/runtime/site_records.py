@@ -87,7 +87,7 @@ class SiteRecords(SiteDraws):
                 largest = plain(largest).max()
         record = {"ok": ok, "message": message, "policy": policy, "least": least, "largest": largest}
         record |= self._checked()
-        if policy != "error" or not self.has_values:
+        if policy != "error" or not self.has_values or self.current.in_graph:
             self.emit(record)
             return
         record["ok"] = bool(ok)  # read once: the host waits for it
@@ -138,7 +138,7 @@ class SiteRecords(SiteDraws):
         record = {"numbers": seen, "judge": rules.judge, "policy": policy, **self._checked()}
         if rules.steps is not None:
             self._add_to_step(start, seen, rules)
-        elif policy != "error":
+        elif policy != "error" or self.current.in_graph:
             self.emit(record)
         else:
             of_now = {**dict(zip(RECORD_KEYS, start, strict=True)), **record, "numbers": seen.cpu()}
