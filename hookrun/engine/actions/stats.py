@@ -123,9 +123,7 @@ def _records_of_rows(
     begin = 0
     for each in wanted:
         end = begin + (each.length or 1)
-        rows = [
-            each.value(numbers[row + begin : row + end]) for row in range(0, len(numbers), width)
-        ]
+        rows = [each.value(numbers[row + begin : row + end]) for row in range(0, len(numbers), width)]
         if is_integer and each.key in ("min", "max"):
             rows = [int(row) for row in rows]
         record[each.key] = rows[0] if dim is None or each.key in SIZES else rows

@@ -72,7 +72,7 @@ class GraphObservers:
         return observer.watch if site.hook_type is OUTPUT_GRAD else observer.see
 
     def number(self, observer: _Observer, paths: tuple[str, ...]) -> int:
-        """A number for a firing in the graph that is traced now; of a hook on gradients the first of one for each path."""
+        """A number for a firing in the graph that is traced now; for gradients the first of one for each path."""
         from torch._guards import TracingContext
 
         trace = TracingContext.try_get()
@@ -195,9 +195,11 @@ class _Observer:
         with site.current.in_graph_at(firing.within, firing.call):
             for path, tensor in zip(firing.paths, tensors, strict=True):
                 site.current.at = path
-                if not self._measured_inside:
-                    tensor = self._measured(self._unscaled(tensor))
-                self._halves.report(tensor)
+                if self._measured_inside:
+                    numbers = tensor.clone()  # the graph uses its memory again
+                else:
+                    numbers = self._measured(self._unscaled(tensor))
+                self._halves.report(numbers)
 
     def _unscaled(self, x: Tensor) -> Tensor:
         """A gradient without the factor of mixed precision's gradient scaler."""

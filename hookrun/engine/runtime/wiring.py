@@ -17,7 +17,15 @@ from torch.utils.hooks import RemovableHandle
 from hookrun.engine.actions.user_code import may_draw
 from hookrun.engine.hook_types import OPTIMIZER_STEP_POST, OPTIMIZER_STEP_PRE, HookType
 from hookrun.engine.plan.model_tree import children_first, class_name, parametrized, unhookable_model
-from hookrun.engine.plan.plan import SHOWN, Match, PlannedHook, ResolvedPlan, passed_on, uncompilable, unexportable
+from hookrun.engine.plan.plan import (
+    SHOWN,
+    Match,
+    PlannedHook,
+    ResolvedPlan,
+    passed_on,
+    uncompilable,
+    unexportable,
+)
 from hookrun.engine.runtime.apply_action import Op, SiteRunner
 from hookrun.engine.runtime.call_stack import CallFunction, Calls, forget, with_callers
 from hookrun.engine.runtime.clock import Clock
