@@ -27,7 +27,7 @@ from hookrun.engine.values import containers
 from hookrun.engine.values.private_names import require
 from hookrun.engine.values.tensors import ordinary_tensors
 
-_SCHEMA = "observed(Tensor(a!) token, Tensor[] tensors, int firing) -> ()"
+_SCHEMA = "observed(Tensor token, Tensor[] tensors, int firing) -> ()"
 
 _numbers = count()
 _open = WeakValueDictionary[int, "GraphObservers"]()
@@ -221,5 +221,7 @@ def _operator() -> torch.library.Library:
     library = torch.library.Library("hookrun", "DEF")
     library.define(_SCHEMA)
     library.impl("observed", _receive, "CompositeExplicitAutograd")
+    from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
+    _register_effectful_op("hookrun::observed", _EffectType.ORDERED)
     torch.library.register_fake("hookrun::observed", lambda token, tensors, firing: None, lib=library)
     return library
