@@ -93,8 +93,7 @@ class Stats(Action):
 
         wanted = [statistic(item) for item in self.of]
         dim: int | None = getattr(self, "dim", None)
-        of_nothing = measuring(self.of)
-        emit = site.emit
+        read = partial(_read, self.of, dim)
 
         def measure(x: Tensor) -> Tensor:
             if not x.numel():
@@ -103,32 +102,28 @@ class Stats(Action):
             kind = torch.full([1], float(is_integer), dtype=torch.float64, device=x.device)
             return torch.cat([numbers_of(rows_of(x, dim), wanted).flatten(), kind])
 
-        def report(numbers: Tensor) -> None:
-            if numbers.numel():
-                emit({"numbers": numbers, "judge": partial(_records_of_rows, wanted, dim)})
-            else:
-                emit(of_nothing(torch.empty(0)))
-
-        return Halves(measure, report)
+        return Halves(measure, lambda numbers: site.emit(read(numbers.tolist())), read)
 
 
-def _records_of_rows(
-    wanted: Sequence[Wanted], dim: int | None, record: dict[str, Any]
-) -> list[dict[str, Any]]:
-    """The record of statistics that a compiled graph has computed, once its numbers are read."""
-    numbers = record.pop("numbers").tolist()
-    del record["judge"]
-    is_integer = numbers.pop() == 1
+def _read(of: Sequence[Statistic], dim: int | None, numbers: list[float]) -> dict[str, Any]:
+    """What a record holds of the numbers that a compiled graph has computed."""
+    import torch
+
+    if not numbers:
+        return measuring(of)(torch.empty(0, device="cpu"))
+    wanted = [statistic(item) for item in of]
     width = sum(each.length or 1 for each in wanted)
+    is_integer = numbers[-1] == 1
+    found = dict[str, Any]()
     begin = 0
     for each in wanted:
         end = begin + (each.length or 1)
-        rows = [each.value(numbers[row + begin : row + end]) for row in range(0, len(numbers), width)]
+        rows = [each.value(numbers[row + begin : row + end]) for row in range(0, len(numbers) - 1, width)]
         if is_integer and each.key in ("min", "max"):
             rows = [int(row) for row in rows]
-        record[each.key] = rows[0] if dim is None or each.key in SIZES else rows
+        found[each.key] = rows[0] if dim is None or each.key in SIZES else rows
         begin = end
-    return [record]
+    return found
 
 
 class LazyStatistics(dict[str, Any]):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from threading import local
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -291,19 +290,6 @@ class CurrentCall(local):
             return op(value)
         finally:
             self.call_number = self.of_pass = None
-
-    @contextmanager
-    def in_graph_at(self, within: str, number: int) -> Iterator[None]:
-        """A firing in a compiled graph, for a tensor that is at this path and belongs to this call."""
-        self.within = within
-        self.call_number = number
-        self.in_graph = True
-        try:
-            yield
-        finally:
-            self.within = ""
-            self.call_number = None
-            self.in_graph = False
 
     @property
     def model_tokens(self) -> Pass | None:

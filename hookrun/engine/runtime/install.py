@@ -331,11 +331,20 @@ class Installation(Shown):
         model = self._model
         call_through_torch(model.modules())
 
+        observers = self._wiring.observers
+
         def hooked(*args: Any, **kwargs: Any) -> Any:
             return model(*args, **kwargs)
 
+        def observed(*args: Any, **kwargs: Any) -> Any:
+            observers.begin()
+            output = model(*args, **kwargs)
+            observers.end()
+            return output
+
+        called = observed if observers.any else hooked
         # torch stores its graphs by code object: each installation needs its own
-        own = FunctionType(hooked.__code__.replace(), globals(), hooked.__name__, None, hooked.__closure__)
+        own = FunctionType(called.__code__.replace(), globals(), called.__name__, None, called.__closure__)
         return torch.compile(own, **options)
 
     @contextmanager

@@ -126,8 +126,15 @@ class RecordSink(Sink):
                 data = data.now(data.x, computes())
         if not isinstance(data, Measured):
             record = self._taken(start, data, show=show)
-        if record is None:
-            return
+        if record is not None:
+            self._append(record)
+
+    def emit_numbers(self, numbers: Tensor, records: Callable[[list[float]], list[dict[str, Any]]]) -> None:
+        """Take numbers [n], which are read later, and what makes whole records of them."""
+        if not self.muted:
+            self._append({"numbers": numbers, "judge": lambda read: records(read["numbers"].tolist())})
+
+    def _append(self, record: dict[str, Any] | Waiting) -> None:
         self._pending.append(record)
         if len(self._pending) > MOST_PENDING:
             self.settle()

@@ -116,7 +116,7 @@ class Wiring:
         problems = uncompilable(plan)
         self._refused = refusal(problems)
         self._compiles = not problems
-        self._observers = GraphObservers(refusal(unexportable(plan)))
+        self.observers = GraphObservers(sink, refusal(unexportable(plan)))
         self._model = model
         self._restored = restored
         self._reduced = reduced
@@ -235,7 +235,7 @@ class Wiring:
         )
         traced = self._refused
         if self._compiles and site.hook_type.in_graph:
-            traced = self._observers.add(site) if site.spec.action.observes else in_graph_of(site)
+            traced = self.observers.add(site) if site.spec.action.observes else in_graph_of(site)
         if self._replace_op is not None:
             return BoundHook(site, self._replace_op(runner), traced)
         return BoundHook(site, runner.op(), traced, runner)
@@ -408,7 +408,7 @@ class Wiring:
         while self._handles:
             self._handles.pop().remove()
         self._zeros.clear()
-        self._observers.clear()
+        self.observers.clear()
         self.hooked.places.clear()
         self._followed.clear()
         self.clock.passes = None
