@@ -68,7 +68,7 @@ def validated(model: type[M], given: Mapping[str, Any], where: str) -> M:
     return content
 
 
-_TAGS = ("a name", "a run")
+_TAGS = ("a name", "a run", "a mapping")
 """The tags of discriminated unions, which pydantic inserts into the location of an error; no key has such a name."""
 
 

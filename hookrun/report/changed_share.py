@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from hookrun.engine.actions import actions
 from hookrun.errors import counted
-from hookrun.report.draw.charts import COLOURS, Figure, Series, lines
+from hookrun.report.curves import MOST_OPEN, charts
+from hookrun.report.draw.charts import Figure, Series
 from hookrun.report.draw.text import module_name
 from hookrun.report.facts import RunData, on_parameters
 from hookrun.store.records import PlannedHookRecord, SiteRecord
 
-MOST_OPEN = 20
-"""Curves that are shown; further ones are folded."""
 MOST_CURVES = 200
 TITLE = "share of changed elements"
+ORDER = "those with the largest mean share come first"
 NOT_COUNTED = "How many elements it changed is not counted inside of compiled graphs (compute.compile=true)."
 
 
@@ -52,8 +53,9 @@ def changed_share(hook: PlannedHookRecord, facts: RunData) -> ChangedShare:
     title = f"{TITLE}: {counted(last - MOST_OPEN, noun)} that changed less"
     if last < len(curves):
         title += f"; hooks.json has {len(curves) - last:,} more"
-    figures = list(_charts(curves, 0, min(last, MOST_OPEN), noun))
-    return ChangedShare(figures, list(_charts(curves, MOST_OPEN, last, noun)), title)
+    drawing = partial(charts, TITLE, curves, y="changed elements, %", noun=noun, order=ORDER, log=False)
+    opened = min(last, MOST_OPEN)
+    return ChangedShare(list(drawing(opened)), list(drawing(last, first=opened)), title)
 
 
 def _curve(site: SiteRecord) -> Series:
@@ -64,18 +66,6 @@ def _curve(site: SiteRecord) -> Series:
         steps.append(step)
         shares.append(100 * changed / max(total, 1))
     return Series(module_name(site.module), steps, shares)
-
-
-def _charts(curves: Sequence[Series], first: int, end: int, noun: str) -> Iterator[Figure]:
-    """Charts of these of the curves, each with as many as there are colours."""
-    for start in range(first, end, COLOURS):
-        stop = min(start + COLOURS, end)
-        title = TITLE
-        note = ""
-        if len(curves) > COLOURS:
-            title += f", {start + 1}–{stop} of {len(curves)} {noun}s"
-            note = "those with the largest mean share come first"
-        yield lines(title, curves[start:stop], x="step", y="changed elements, %", note=note)
 
 
 def _why_missing(hook: PlannedHookRecord, sites: Sequence[SiteRecord], facts: RunData) -> str:

@@ -199,6 +199,12 @@ class RunData:
         return False
 
     @cached_property
+    def trips(self) -> list[dict[str, Any]]:
+        """The records of rules of a statistic that tripped."""
+        failed = (record for record in self.stats.records if record.get("ok") is False)
+        return [record for record in failed if isinstance(record.get("rule"), str)]
+
+    @cached_property
     def sites(self) -> dict[tuple[str, str], SiteRecord]:
         """(hook, module) -> its counts."""
         return {(site.hook, site.module): site for site in self.hooks.sites}

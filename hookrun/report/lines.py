@@ -12,7 +12,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from hookrun.store.files import MissingFile, StoreError, decoded_lines
+from hookrun.store.files import MissingFile, StoreError, decoded_lines, open_inside
+from hookrun.store.format import decode
 from hookrun.store.records import Record
 from hookrun.store.scores import is_batch, is_part
 
@@ -89,6 +90,26 @@ def sampled(
         if counts[kind]
     ]
     return lines
+
+
+def last_records(path: Path, model: type[Record], limit: int) -> list[dict[str, Any]]:
+    """The valid records at the end of a file, in at most so many bytes; none if it can't be read."""
+    try:
+        with open_inside(path) as file:
+            start = max(os.fstat(file.fileno()).st_size - limit, 0)
+            file.seek(start)
+            lines = file.read(limit).split(b"\n")
+    except StoreError:
+        return []
+    records = list[dict[str, Any]]()
+    for line in lines[start > 0 :]:
+        try:
+            record = decode(line)
+            model.model_validate(record)
+        except ValueError:
+            continue
+        records.append(record)
+    return records
 
 
 def is_kept(line: Mapping[str, Any]) -> bool:

@@ -19,12 +19,11 @@ from hookrun.report.draw.text import module_name, moment, number
 from hookrun.report.facts import named_in, read_facts
 from hookrun.report.sections import OF_A_RUN, OF_A_SWEEP, Place, ReportSection, extension_sections
 from hookrun.report.sweep_facts import SweepData, read_sweep, read_yaml
-from hookrun.report.titles import sweep_headline
+from hookrun.report.titles import run_headline, sweep_headline
 from hookrun.store.captures.tensor_file import dtype_name
 from hookrun.store.description import model_in
 from hookrun.store.files import replacing, write_table
 from hookrun.store.format import CONFIG, REPORT
-from hookrun.store.summary import headline, summary_of
 from hookrun.version import __version__
 
 F = TypeVar("F")
@@ -43,7 +42,7 @@ def write_run_report(folder: Path) -> Path:
     """Write the page of the run in `folder`; its title says what the run did."""
     facts = read_facts(folder)
     sections = [*OF_A_RUN, *extension_sections()]
-    return write_page(folder, "run.html", sections, facts, {"title": headline(summary_of(folder))})
+    return write_page(folder, "run.html", sections, facts, {"title": run_headline(facts)})
 
 
 def write_sweep_report(folder: Path) -> Path:

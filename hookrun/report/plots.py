@@ -19,10 +19,11 @@ from hookrun.store.format import PREDICTED, REPORT
 
 def plot_of_metric(folder: Path, name: str) -> Plot:
     """The chart of a metric over the steps. HookrunError if the run in `folder` has no such metric."""
-    curves = curves_of(read_facts(folder))
+    facts = read_facts(folder)
+    curves = curves_of(facts)
     if name not in curves:
         raise HookrunError(f"{folder} has no metric {name!r} over steps: {nearest(str(name), curves)}")
-    return Plot(name, [chart(name, curves[name])])
+    return Plot(name, [chart(name, curves[name], facts)])
 
 
 def plot_of_capture(folder: Path, capture: StoredCapture) -> Plot:

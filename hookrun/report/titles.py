@@ -1,4 +1,4 @@
-"""The first line of a sweep's page: what its jobs have in common, and what was swept."""
+"""The first line of a page: what a run did and which rules tripped; what jobs have in common and what was swept."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 
 from hookrun.engine.keys import key_of
 from hookrun.errors import counted, listed, shortened
+from hookrun.report.facts import RunData
 from hookrun.report.sweep_facts import JobData, SweepData
+from hookrun.report.trips import trips_line
 from hookrun.store.summary import RunSummary, headline, hooks_line, summary_of
 
 MOST_COMPARED = 1_000
@@ -17,6 +19,11 @@ MOST_COMPARED = 1_000
 _SHOWN_KEYS = 4
 _SHOWN_VALUES = 5
 _WORD = 40
+
+
+def run_headline(facts: RunData) -> str:
+    """What the run did, and how many rules tripped: ``watch · cnn · 2 rules tripped: dead at relu, spike at fc``."""
+    return " · ".join(filter(None, [headline(summary_of(facts.path)), trips_line(facts)]))
 
 
 def sweep_headline(facts: SweepData) -> str:

@@ -57,6 +57,10 @@ OF_RANK = "of_rank"
 ABOUT = frozenset((*RECORD_KEYS, OF_RANK))
 """The keys that say where a record comes from, not what was recorded."""
 
+FORMS = "(forms)"
+"""The key under which the data for a record may have functions, by key: numbers that have been read -> what the record
+holds of them."""
+
 _ADDED = "_hookrun_added"
 """The attribute in which a module records the tensors that hooks added; copied and pickled with the module."""
 
@@ -186,6 +190,9 @@ class Action(Section):
         """Whether an action that observes acts on a tensor; alone: it is all that the hook sees."""
         return self.any_dtype or x.is_floating_point() or x.is_complex()
 
+    def require_tensor(self, x: Tensor) -> None:
+        """ValueError if the action refuses this tensor, which it does not take, where a trial run sees it alone."""
+
     @property
     def mixes_rows(self) -> bool:
         """Whether the result for a row of a batch depends on the other rows."""
@@ -223,6 +230,11 @@ class Action(Section):
     @property
     def by_row(self) -> bool:
         """Whether it computes numbers for each row of the first dimension, which is then the batch."""
+        return False
+
+    @property
+    def by_call(self) -> bool:
+        """Whether it treats each call of a module within a forward by itself."""
         return False
 
     @property
@@ -297,7 +309,7 @@ def _names_of(action: type[Action], meaning: Meaning) -> tuple[str, ...]:
 class Measured:
     """The statistics of a tensor before they are computed: the runtime may do that for several tensors at once.
 
-    of:  their names
+    of:  their names, if they can be computed with those of other tensors, else none
     now: (tensor, readable) -> the statistics; readable: numbers can be read from the tensor now
     """
 

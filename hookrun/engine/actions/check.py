@@ -8,15 +8,27 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, model_validator
+from pydantic import Tag as Kind
 
 from hookrun.engine.actions.base import Action, Edit, Halves, HookSite
 from hookrun.engine.actions.fields import Count, Finite, Number, Policy, check_order
-from hookrun.engine.actions.rules import LOSS, Rules
-from hookrun.engine.actions.statistics import MOST_NUMBERS, Options, Statistic, numbers_of, rows_of, statistic
+from hookrun.engine.actions.rules import Rules
+from hookrun.engine.actions.statistics import (
+    INTEGER,
+    Name,
+    Options,
+    Statistic,
+    kind_of,
+    numbers_of,
+    require_dim,
+    require_dtype,
+    rows_of,
+    statistic,
+)
 from hookrun.engine.hook_types import FORWARD, OPTIMIZER_STEP_POST, HookType
 from hookrun.engine.validation import Section
-from hookrun.engine.values.tensors import elements, nearest_finite, widened
+from hookrun.engine.values.tensors import elements, is_integer, nearest_finite, widened
 from hookrun.errors import listed
 
 if TYPE_CHECKING:
@@ -25,31 +37,30 @@ if TYPE_CHECKING:
 _SHOWN = 4
 """How many samples a message names."""
 
-StatisticName = Literal[
-    "mean",
-    "std",
-    "var",
-    "min",
-    "max",
-    "norm",
-    "abs_mean",
-    "abs_max",
-    "sum",
-    "zeros",
-    "nans",
-    "infs",
-    "dynamic_range",
-    "underflows",
-    "entropy",
-    "update_ratio",
-    "loss",
+LOSS = "loss"
+UPDATE_RATIO = "update_ratio"
+
+Checked = Annotated[
+    Annotated[Literal[Name, "update_ratio", "loss"], Kind("a name")] | Annotated[Options, Kind("a mapping")],
+    Discriminator(kind_of),
 ]
+"""A statistic of `stats`, or one that only hooks of one type have."""
 
-_ON = {"update_ratio": OPTIMIZER_STEP_POST, LOSS: FORWARD}
-"""Statistics that only hooks of one type have."""
+_ON = {UPDATE_RATIO: OPTIMIZER_STEP_POST, LOSS: FORWARD}
 
-_OVER_STEPS = ("min_change", "max_ratio", "max_zscore")
-"""The rules that compare steps."""
+_RULES = ("min", "max", "min_change", "max_ratio", "max_zscore")
+
+_GOES_WITH = {
+    "dim": "of",
+    "share": "dim",
+    "over": "of",
+    "min_change": "over",
+    "max_ratio": "over",
+    "max_zscore": "over",
+}
+"""Key -> the key without which it has no meaning."""
+
+_EXAMPLES = {"of": "of: norm", "dim": "dim: 1", "over": "over: {steps: 50}"}
 
 
 class Over(Section):
@@ -69,6 +80,7 @@ class Check(Action):
             probabilities}}`; `update_ratio` on optimizer_step_post, norm(new - old) / norm(old) of a parameter; `loss`
             of the step on forward
     dim:    check the statistic of each index of this dimension, such as a channel; these are told by number
+    share:  report a failure only where at least this share of the indices of `dim` fail
     over:   `{steps: n}`: check the last n steps in which the hook fired
     min_change: over n steps (largest - smallest) / |mean| has to be at least this
     max_ratio:  |number| / |mean of the n steps before| may be at most this
@@ -78,8 +90,8 @@ class Check(Action):
     is compared in float32. An empty tensor passes.
 
     With `of` a number that is NaN or infinite fails at once, and is left out of windows. With `over`, `min` and `max`
-    fail if all n steps are beyond them. A step's number is the mean over its firings: several micro-batches or calls of
-    a module; each rank has the numbers of its own rows. Training and evaluation have windows of their own. Nothing
+    fail if all n steps are beyond them. A step's number is the mean of its micro-batches; each rank has the numbers of
+    its own rows. Training, evaluation and each call of a module within a forward have windows of their own. Nothing
     fails before there are n steps. 0 / 0 is 0, and any other number divided by 0 is infinite. A failure is reported at
     the end of the step in which it begins, and again when another index fails too. `update_ratio` holds a copy of the
     parameters during the step; it is 0 where all elements were 0 before. In your own loop set `hooks.loss = loss`
@@ -92,8 +104,9 @@ class Check(Action):
     min: Number | None = None
     max: Number | None = None
     policy: Policy = "error"
-    of: StatisticName | Options | None = None
-    dim: Annotated[int, Field(strict=True, ge=-64, le=63)] | None = None
+    of: Checked | None = None
+    dim: Annotated[int, Field(strict=True)] | None = None
+    share: Annotated[Finite, Field(gt=0, le=1)] | None = None
     over: Over | None = None
     min_change: Annotated[Finite, Field(gt=0)] | None = None
     max_ratio: Annotated[Finite, Field(gt=0)] | None = None
@@ -101,57 +114,64 @@ class Check(Action):
 
     @model_validator(mode="after")
     def _requires_something(self) -> Check:
-        comparing = [name for name in _OVER_STEPS if getattr(self, name) is not None]
-        if self.of is None:
-            for name, given in (("dim", self.dim), ("over", self.over)):
-                if given is not None:
-                    raise ValueError(f"`{name}` goes with a statistic: add `of: norm`, or another one")
-        if comparing and self.over is None:
-            raise ValueError(
-                f"`{comparing[0]}` compares steps: add `over: {{steps: 50}}`, and `of` if it is missing"
-            )
+        for key, needed in _GOES_WITH.items():
+            if getattr(self, key) is not None and getattr(self, needed) is None:
+                raise ValueError(f"`{key}` goes with `{needed}`: add `{_EXAMPLES[needed]}`, or another one")
         if self.of is not None:
-            self._require_rule()
+            self._require_number(statistic(self.of))
         elif not self.finite and self.min is None and self.max is None:
             raise ValueError("nothing is left to check: give min, max or `finite: true`")
         check_order(self.min, self.max)
         return self
 
-    def _require_rule(self) -> None:
-        """ValueError for a statistic that is not a number, and for keys that have no meaning beside `of`."""
-        assert self.of is not None
-        found = statistic(self.of)
-        if not found.is_number:
+    def _require_number(self, of: Statistic) -> None:
+        """ValueError for a statistic that is not a number, and for keys that have no meaning beside it."""
+        if not of.is_number:
             raise ValueError(
-                f"of: {found.key} is a list of numbers: check one number, such as mean, std, norm or zeros"
+                f"of: {of.key} is a list of numbers: check one number, such as mean, std, norm or zeros"
             )
         if "finite" in self.model_fields_set:
             raise ValueError(
                 "`finite` is about elements: leave it out; a statistic that is not finite never passes"
             )
         if not self.bounds:
-            rules = "min or max" if self.over is None else "min, max, min_change, max_ratio or max_zscore"
-            raise ValueError(f"nothing is left to check: give {rules}")
+            rules = _RULES[:2] if self.over is None else _RULES
+            raise ValueError(f"nothing is left to check: give {' or '.join(rules)}")
         if self.of == LOSS and (self.over is None or self.dim is not None):
             raise ValueError(
-                "the loss is one number of each step: add `over: {steps: 1}`, or more steps, without `dim`"
+                "the loss is one number of each step: add `over: {steps: 50}`, and leave `dim` out"
             )
-        needs_two = self.min_change is not None or self.max_zscore is not None
-        if self.over is not None and self.over.steps == 1 and needs_two:
+        if self.over is not None and self.over.steps == 1 and (self.min_change or self.max_zscore):
             raise ValueError("min_change and max_zscore need more than one step: set over.steps to 2 or more")
 
     @property
     def bounds(self) -> dict[str, float]:
         """Name of each rule of a statistic -> its bound."""
-        given = {name: getattr(self, name) for name in ("min", "max", *_OVER_STEPS)}
-        return {name: bound for name, bound in given.items() if bound is not None}
+        bounds = {rule: getattr(self, rule) for rule in _RULES}
+        return {rule: bound for rule, bound in bounds.items() if bound is not None}
+
+    @property
+    def by_call(self) -> bool:
+        """Whether there is a window for each call within a forward."""
+        return self.over is not None
 
     def carried_by(self, hook_type: HookType) -> str | None:
         """`update_ratio` and `loss` are known to hooks of one type."""
-        wanted = _ON.get(self.of) if isinstance(self.of, str) else None
-        if wanted is None or hook_type is wanted:
+        wanted = _ON.get(self.of, hook_type) if isinstance(self.of, str) else hook_type
+        if wanted is hook_type:
             return super().carried_by(hook_type)
         return f"`of: {self.of}` goes with {wanted} only"
+
+    def takes_tensor(self, x: Tensor, *, alone: bool) -> bool:
+        """Integers too if they have the statistic, where they are all that there is."""
+        if self.of is not None and is_integer(x):
+            return alone and statistic(self.of).key in INTEGER
+        return super().takes_tensor(x, alone=alone)
+
+    def require_tensor(self, x: Tensor) -> None:
+        """Refuse integers if they do not have the statistic."""
+        if self.of is not None:
+            require_dtype(x, [statistic(self.of)])
 
     def build(self, site: HookSite) -> Edit:
         """A function that checks each tensor by its minimum and maximum: one pass, and a NaN makes both NaN.
@@ -199,12 +219,13 @@ class Check(Action):
 
     def _of_statistic(self, site: HookSite, of: str | Options) -> Halves:
         wanted = statistic(of)
-        rules = Rules(wanted.key, self.bounds, self.dim, None)
-        if self.over is not None:
-            rules = site.over_steps(Rules(wanted.key, self.bounds, self.dim, self.over.steps))
+        steps = None if self.over is None else self.over.steps
+        rules = Rules(wanted.key, self.bounds, self.dim, steps, self.share or 0)
+        if steps is not None:
+            rules = site.over_steps(rules)
         policy = self.policy
         measure: Callable[[Tensor], Tensor] = partial(_number, wanted, self.dim)
-        if of == "update_ratio":
+        if of == UPDATE_RATIO:
             site.reads_before = True
             measure = partial(_update_ratio, site, self.dim)
         elif of == LOSS:
@@ -266,15 +287,11 @@ class Check(Action):
 def _number(of: Statistic, dim: int | None, x: Tensor) -> Tensor:
     """[R] float64: the statistic of each row of the tensor; of an empty tensor [0]."""
     x = elements(x.detach())
-    if x.is_complex():
-        x = x.abs()
+    if dim is not None:
+        require_dim(dim, x.shape, [of])
     rows = rows_of(x, dim)
-    if len(rows.x) > MOST_NUMBERS:
-        raise ValueError(
-            f"dim: {dim} has {len(rows.x):,} indices, and a record has at most {MOST_NUMBERS:,} numbers"
-        )
     if not x.numel():
-        return rows.flat[0].double()
+        return rows.x.flatten().double()
     return numbers_of(rows, [of])[:, 0]
 
 

@@ -10,9 +10,6 @@ from hookrun.errors import counted
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-LOSS = "loss"
-"""The statistic of a step that its end tells, not its firings."""
-
 _SHOWN = 4
 """How many units a message names."""
 
@@ -23,6 +20,10 @@ MOST_KEPT = 1 << 22
 """The largest number of numbers in a window."""
 
 
+Place = tuple[str, str, int]
+"""What has a window of its own: the mode, the path of the tensor in the value, the call of the module in a forward."""
+
+
 class Rules:
     """The rules of a hook at one module or parameter, and the windows of what they have seen there.
 
@@ -30,16 +31,20 @@ class Rules:
     bounds: name of each rule -> its bound
     dim:    the dimension of the units that have a number each; None: one number
     steps:  the length of a window; None: each firing is judged by itself
+    share:  the share of the units that have to break a rule before that is reported
     """
 
-    def __init__(self, of: str, bounds: Mapping[str, float], dim: int | None, steps: int | None) -> None:
+    def __init__(
+        self, of: str, bounds: Mapping[str, float], dim: int | None, steps: int | None, share: float
+    ) -> None:
         self.of = of
         self.bounds = bounds
         self.dim = dim
         self.steps = steps
-        self._windows = dict[tuple[str, str], Window]()
+        self.share = share
+        self._windows = dict[Place, Window]()
 
-    def require_width(self, mode: str, path: str, width: int) -> None:
+    def require_width(self, place: Place, width: int) -> None:
         """ValueError if there are too many numbers, or another number of units than in the steps before."""
         steps = self.steps or 1
         if width * steps > MOST_KEPT:
@@ -47,7 +52,7 @@ class Rules:
             raise ValueError(
                 f"{what} are more than {MOST_KEPT:,} numbers: name a shorter dimension, or fewer steps"
             )
-        window = self._windows.get((mode, path))
+        window = self._windows.get(place)
         if window is not None and window.numbers.shape[1] != width:
             raise ValueError(
                 f"dim: {self.dim} has {width:,} units now and had {window.numbers.shape[1]:,} in earlier steps: name a "
@@ -59,21 +64,20 @@ class Rules:
 
         record: what begins each of them, and `numbers` [R], a float64 tensor on the CPU
         """
-        numbers = record["numbers"].numpy()
-        beginning = {key: value for key, value in record.items() if key not in ("numbers", "judge")}
+        numbers = record.pop("numbers").numpy()
+        del record["judge"]
         if self.steps is None:
             window = Window(1, len(numbers))
         else:
-            window = self._windows.setdefault(
-                (record["mode"], record["path"]), Window(self.steps, len(numbers))
-            )
-        broken = [
-            beginning | self._failure(name, numbers, units, record["step"])
-            for name, units in window.newly_broken(self.bounds, numbers)
-        ]
-        if broken or self.steps is not None:
-            return broken
-        return [{**beginning, "ok": True}]
+            place = record["mode"], record["path"], record["call"]
+            window = self._windows.setdefault(place, Window(self.steps, len(numbers)))
+        failures = list[dict[str, Any]]()
+        for name, units in window.newly_broken(self.bounds, numbers):
+            if name == NOT_FINITE or units.mean() >= self.share:
+                failures.append({**record, **self._failure(name, numbers, units, record["step"])})
+        if failures or self.steps is not None:
+            return failures
+        return [{**record, "ok": True}]
 
     def _failure(self, name: str, numbers: NDArray[Any], broken: NDArray[Any], step: int) -> dict[str, Any]:
         """What the record of a broken rule says. broken: [R] bool, the units that break it"""
@@ -119,10 +123,10 @@ class Rules:
         }[name]
 
     def state_dict(self) -> dict[str, Any]:
-        """The windows, by mode and by the path of the tensor in the value."""
+        """The windows, each with its place."""
         windows = list[dict[str, Any]]()
-        for (mode, path), window in self._windows.items():
-            windows.append({"mode": mode, "path": path, **window.state_dict()})
+        for place, window in self._windows.items():
+            windows.append({"place": list(place), **window.state_dict()})
         return {"windows": windows}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -130,7 +134,8 @@ class Rules:
         for saved in state["windows"]:
             window = Window(*saved["numbers"].shape)
             window.load_state_dict(saved)
-            self._windows[saved["mode"], saved["path"]] = window
+            mode, path, call = saved["place"]
+            self._windows[mode, path, call] = window
 
 
 class Window:

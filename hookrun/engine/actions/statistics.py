@@ -1,93 +1,140 @@
 """The statistics of tensors: their names, their options, and one definition of each.
 
-A definition is a function of rows [R, ...] alone, without a wait for the device: R is 1 for a whole tensor and the size
-of `dim` where a dimension is kept. The same definition serves each firing, compiled graphs and rules over time.
+A definition is a function of rows alone, without a wait for the device. The same definition serves each firing, small
+tensors that are measured together, compiled graphs and rules over time.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import Field
+from pydantic import BeforeValidator, Discriminator, Field, model_validator
+from pydantic import Tag as Kind
 
-from hookrun.engine.actions.fields import Count, Finite, OneOrMore
+from hookrun.engine.actions.fields import Count, Finite, OneOf, OneOrMore
 from hookrun.engine.validation import Section
+from hookrun.engine.values.tensors import is_integer
+from hookrun.errors import counted, listed
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, dtype
+
+Name = Literal[
+    "mean",
+    "std",
+    "var",
+    "min",
+    "max",
+    "norm",
+    "abs_mean",
+    "abs_max",
+    "sum",
+    "zeros",
+    "nans",
+    "infs",
+    "entropy",
+    "dynamic_range",
+    "underflows",
+    "bytes",
+    "numel",
+]
+"""The statistics that are one number and need no options."""
 
 MOST_NUMBERS = 4096
 """The largest number of numbers in a record."""
 
-INTEGER = frozenset({"counts", "min", "max", "mean", "bytes", "numel"})
-"""The statistics that integer and boolean tensors have too."""
+SIZES = frozenset({"bytes", "numel"})
+"""The statistics of the whole tensor that are known without reading it."""
 
+INTEGER = SIZES | {"counts", "min", "max", "mean"}
+"""The statistics that integer and boolean tensors have."""
 
-class QuantilesOf(Section):
-    """`{quantiles: [0.01, 0.5, 0.99]}`: the numbers below which so much of the tensor lies, as by torch.quantile."""
+WHOLE = frozenset({"counts", "nans", "infs", "bytes", "numel"})
+"""The statistics that are whole numbers."""
 
-    quantiles: OneOrMore[Annotated[float, Field(strict=True, ge=0, le=1)]]
+_EMPTY: Mapping[str, float] = {
+    "sum": 0.0,
+    "norm": 0.0,
+    "nans": 0,
+    "infs": 0,
+    "counts": 0,
+    "bytes": 0,
+    "numel": 0,
+}
+"""The statistics of a tensor without elements; all others are NaN."""
 
 
 class Bins(Section):
-    """How a histogram counts: so many bins of equal width, from the smallest to the largest element or over a range."""
+    """How a histogram counts: in so many bins of equal width, from the smallest to the largest finite element, or over
+    a range."""
 
     bins: Annotated[int, Field(strict=True, ge=1, le=MOST_NUMBERS // 2 - 1)] = 64
     range: Literal["auto"] | tuple[Finite, Finite] = "auto"
 
-
-class HistogramOf(Section):
-    """`{histogram: {bins: 64, range: auto}}`: how many elements lie in each bin, as by torch.histc."""
-
-    histogram: Bins
-
-
-class CountsOf(Section):
-    """`{counts: 64}`: how often each of the whole numbers 0 … 63 occurs, as by torch.bincount."""
-
-    counts: Annotated[Count, Field(le=MOST_NUMBERS)]
+    @model_validator(mode="after")
+    def _ascends(self) -> Bins:
+        if self.range != "auto" and self.range[0] >= self.range[1]:
+            low, high = self.range
+            raise ValueError(f"range: {low:g} is not below {high:g}")
+        return self
 
 
 class Distribution(Section):
-    """What the last dimension holds."""
+    """What the last dimension holds: scores, which softmax makes probabilities, or probabilities."""
 
     of: Literal["scores", "probabilities"] = "scores"
 
 
-class EntropyOf(Section):
-    """`{entropy: {of: probabilities}}`: the entropy of probabilities instead of scores."""
-
-    entropy: Distribution
+Share = Annotated[float, Field(strict=True, ge=0, le=1)]
 
 
-Options = QuantilesOf | HistogramOf | CountsOf | EntropyOf
+class Options(OneOf):
+    """One statistic with its options.
 
-
-class Rows(dict[str, Any]):
-    """Rows `x` [R, ...], the number of elements `n` of a row, and their statistics, each computed once when asked for.
-
-    x:    floating-point numbers in which torch computes, or integers
-    tiny: the smallest normal number of the tensor's own dtype
+    quantiles: the numbers below which these shares of the elements lie, as by torch.quantile
+    histogram: how many elements lie in each bin, as by torch.histc
+    counts:    how often each of the whole numbers from 0 up to this one, itself excluded, occurs, as by torch.bincount
+    entropy:   of scores or of probabilities
     """
 
-    def __init__(self, x: Tensor, tiny: float = 0.0) -> None:
-        super().__init__()
-        self.x = x
-        self.flat = x.flatten(1)
-        self.n = self.flat.shape[1]
-        self.tiny = tiny
+    quantiles: Annotated[tuple[Share, ...], Field(min_length=1)] | None = None
+    histogram: Bins | None = None
+    counts: Annotated[Count, Field(le=MOST_NUMBERS)] | None = None
+    entropy: Distribution | None = None
 
-    def __missing__(self, name: str) -> Tensor:
-        value = _DEFINITIONS[name](self)
-        self[name] = value
-        return value
+    @model_validator(mode="after")
+    def _is_given(self) -> Options:
+        (name,) = self.model_fields_set
+        if getattr(self, name) is None:
+            raise ValueError(f"{name} is empty")
+        return self
+
+    def __str__(self) -> str:
+        (name,) = self.model_fields_set
+        given = getattr(self, name)
+        if isinstance(given, Section):
+            given = "{" + ", ".join(f"{key}: {value}" for key, value in given) + "}"
+        return f"{name}: {list(given) if isinstance(given, tuple) else given}"
 
 
-Definition = Callable[[Rows], "Tensor"]
-"""Rows [R, ...] -> [R], or [R, k] for a list of k numbers."""
+def kind_of(raw: Any) -> str:
+    """Whether an item is a name or a mapping; a statistic that needs options is one, though written as a name."""
+    needs_options = isinstance(raw, str) and raw in Options.model_fields and raw not in get_args(Name)
+    return "a mapping" if needs_options or isinstance(raw, Mapping | Options) else "a name"
+
+
+Item = Annotated[
+    Annotated[Name, Kind("a name")] | Annotated[Options, Kind("a mapping")], Discriminator(kind_of)
+]
+"""An item of `of`; an error message is about the form that was given."""
+
+Items = Annotated[
+    OneOrMore[Item], BeforeValidator(lambda raw: [raw] if isinstance(raw, Mapping | Options) else raw)
+]
+"""One item, or a list of at least one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +148,7 @@ class Statistic:
     """
 
     key: str
-    define: Definition
+    define: Callable[[Rows], Tensor]
     length: int | None = None
     in_graph: bool = True
 
@@ -112,40 +159,261 @@ class Statistic:
 
     def value(self, numbers: Sequence[Any]) -> Any:
         """What a record holds of a row: a number, a list, or for a histogram its counts and edges."""
-        if self.length is None:
-            return numbers[0]
-        if self.key != "histogram":
-            return list(numbers)
-        bins = self.length // 2
-        return {"counts": [int(number) for number in numbers[:bins]], "edges": list(numbers[bins:])}
+        if self.key == "histogram":
+            bins = len(numbers) // 2
+            return {"counts": list(map(int, numbers[:bins])), "edges": list(numbers[bins:])}
+        if self.key in WHOLE:
+            numbers = list(map(int, numbers))
+        return numbers[0] if self.is_number else list(numbers)
+
+    def of_nothing(self) -> Any:
+        """What a record holds of a row without elements."""
+        count = self.length or 1
+        if self.key == "histogram":
+            bins = count // 2
+            return self.value([0] * bins + [math.nan] * (bins + 1))
+        return self.value([_EMPTY.get(self.key, math.nan)] * count)
 
 
 def statistic(item: str | Options) -> Statistic:
     """The statistic that an item of `of` names."""
     if isinstance(item, str):
         return Statistic(item, lambda rows: rows[item])
-    if isinstance(item, QuantilesOf):
+    if item.quantiles is not None:
         return _quantiles(item.quantiles)
-    if isinstance(item, HistogramOf):
+    if item.histogram is not None:
         return _histogram(item.histogram)
-    if isinstance(item, CountsOf):
+    if item.counts is not None:
         return _counts(item.counts)
-    if item.entropy.of == "scores":
-        return Statistic("entropy", _entropy_of_scores)
-    return Statistic("entropy", _entropy_of_probabilities)
+    if item.entropy == Distribution(of="probabilities"):
+        return Statistic("entropy", _entropy_of_probabilities)
+    return Statistic("entropy", _entropy_of_scores)
+
+
+def statistics(of: Iterable[str | Options]) -> tuple[Statistic, ...]:
+    """The statistics that are named, without those that are named again.
+
+    ValueError if two of them have the same name in a record, or if they are more numbers than a record holds.
+    """
+    found = tuple(statistic(item) for item in dict.fromkeys(of))
+    keys = set[str]()
+    for each in found:
+        if each.key in keys:
+            raise ValueError(f"{each.key} is named twice, and a record holds it once: give one of the two")
+        keys.add(each.key)
+    numbers = count_of(found)
+    if numbers > MOST_NUMBERS:
+        raise ValueError(f"these are {numbers:,} numbers, and a record has at most {MOST_NUMBERS:,}")
+    return found
+
+
+def count_of(of: Iterable[Statistic]) -> int:
+    """How many numbers the statistics of a row are."""
+    return sum(each.length or 1 for each in of)
+
+
+def require_dim(dim: int, shape: Sequence[int], of: Sequence[Statistic]) -> None:
+    """ValueError if a tensor of this shape has no dimension `dim`, or too many places in it for a record."""
+    if not -len(shape) <= dim < len(shape):
+        raise ValueError(f"dim: {dim} is not a dimension of the tensor, whose shape is {list(shape)}")
+    is_last = dim % len(shape) == len(shape) - 1
+    if is_last and any(each.key == "entropy" for each in of):
+        raise ValueError(
+            f"dim: {dim} keeps the last dimension, and entropy is that of the numbers along it: keep another "
+            "dimension, or leave entropy out"
+        )
+    numbers = shape[dim] * count_of(of)
+    if numbers > MOST_NUMBERS:
+        raise ValueError(
+            f"dim: {dim} has {shape[dim]:,} places, and of each of them `of` has {counted(count_of(of), 'number')}: "
+            f"{numbers:,} in all, where a record has at most {MOST_NUMBERS:,}; name fewer statistics, or a part of "
+            "the tensor with `index`"
+        )
+
+
+def require_dtype(x: Tensor, of: Sequence[Statistic]) -> None:
+    """ValueError if tensors of this dtype do not have one of the statistics."""
+    keys = [each.key for each in of]
+    if not is_integer(x):
+        if "counts" in keys:
+            raise ValueError(
+                f"counts is of integers, and the tensor is {_name_of(x)}: `histogram` counts other numbers, in bins"
+            )
+        return
+    others = [key for key in keys if key not in INTEGER]
+    if others:
+        raise ValueError(
+            f"the tensor is {_name_of(x)}, and of integers there are counts, min, max and mean, not "
+            f"{listed(others)}: name some of these in `of`, or select another module or `target`"
+        )
+
+
+def _name_of(x: Tensor) -> str:
+    return str(x.dtype).removeprefix("torch.")
+
+
+# ---- rows and their statistics -------------------------------------------------------------------------------------
+
+
+def _mean(rows: Rows) -> Tensor:
+    import torch
+
+    if rows.flat.is_floating_point():
+        return rows.flat.mean(-1)
+    return rows.flat.mean(-1, dtype=torch.float64)
+
+
+def _extremes(rows: Rows) -> tuple[Tensor, Tensor]:
+    """The smallest and the largest elements; `aminmax` of one dimension takes 20 times as long as of the whole."""
+    if rows.flat.dim() == 1:
+        least, largest = rows.flat.aminmax()
+        return least, largest
+    return rows.flat.amin(-1), rows.flat.amax(-1)
+
+
+def _count(x: Tensor) -> Tensor:
+    """How many elements of each row are not 0; for a single one torch has a faster function."""
+    return x.count_nonzero() if x.dim() == 1 else x.bool().sum(-1)
+
+
+def _variance(rows: Rows) -> Tensor:
+    if rows.n == 1:  # torch warns about it
+        return rows.flat.sum(-1) * math.nan
+    return rows.flat.var(-1)
+
+
+def _deviation(rows: Rows) -> Tensor:
+    """Not the root of the variance, which is out of range for large numbers."""
+    if rows.n == 1:
+        return rows.flat.sum(-1) * math.nan
+    return rows.flat.std(-1)
+
+
+def _norm(rows: Rows) -> Tensor:
+    import torch
+
+    if rows.flat.is_cpu:  # where torch sums a long row in pairs, and its norm in few accumulators
+        return rows.flat.square().sum(-1).sqrt()
+    return torch.linalg.vector_norm(rows.flat, dim=-1)
+
+
+def _dynamic_range(rows: Rows) -> Tensor:
+    """log2(largest |x| / smallest non-zero |x|); NaN where all elements are 0."""
+    size = rows.flat.abs()
+    least = size.masked_fill(size == 0, math.inf).amin(-1)
+    return size.amax(-1).log2() - least.log2()
+
+
+def _underflows(rows: Rows) -> Tensor:
+    """The share of the non-zero elements that are below the smallest normal number of the tensor's dtype."""
+    import torch
+
+    size = rows.flat.abs()
+    others = size != 0
+    below = others & (size < torch.finfo(rows.kind).tiny)
+    return below.sum(-1) / others.sum(-1)
+
+
+def _entropy_of_scores(rows: Rows) -> Tensor:
+    logs = rows.x.log_softmax(-1)
+    shares = logs.exp()
+    surprise = (shares * logs).masked_fill(shares == 0, 0)  # a score of -inf has none
+    return _mean_of_places(rows, -surprise.sum(-1))
+
+
+def _entropy_of_probabilities(rows: Rows) -> Tensor:
+    import torch
+
+    shares = rows.x / rows.x.sum(-1, keepdim=True)
+    return _mean_of_places(rows, torch.special.entr(shares).sum(-1))
+
+
+def _mean_of_places(rows: Rows, x: Tensor) -> Tensor:
+    """[..., *places] -> [...]"""
+    return x.reshape(*rows.flat.shape[:-1], -1).mean(-1)
+
+
+DEFINITIONS: Mapping[str, Callable[[Rows], Any]] = {
+    "mean": _mean,
+    "var": _variance,
+    "std": _deviation,
+    "extremes": _extremes,
+    "min": lambda rows: rows["extremes"][0],
+    "max": lambda rows: rows["extremes"][1],
+    "norm": _norm,
+    "abs_mean": lambda rows: rows.flat.abs().mean(-1),
+    "abs_max": lambda rows: rows["max"].maximum(-rows["min"]),
+    "sum": lambda rows: rows.flat.sum(-1),
+    "zeros": lambda rows: (rows.n - _count(rows.flat)) / rows.n,
+    "nans": lambda rows: _count(rows.flat.isnan()),
+    "infs": lambda rows: _count(rows.flat.isinf()),
+    "entropy": _entropy_of_scores,
+    "dynamic_range": _dynamic_range,
+    "underflows": _underflows,
+}
+"""Rows [..., n] -> [...], and what these share."""
+
+
+class Rows(dict[str, Any]):
+    """Rows of numbers and their statistics, each of which is computed once, when somebody asks for it.
+
+    x:     [..., *shape], floating-point numbers in which torch computes, or integers
+    flat:  [..., n], the elements of each row; without a dimension in front the whole tensor is one row
+    kind:  the dtype of the tensor from which they come
+    definitions: of each statistic
+    """
+
+    definitions: ClassVar[Mapping[str, Callable[[Rows], Any]]] = DEFINITIONS
+    x: Tensor
+    flat: Tensor
+    n: int
+    kind: dtype
+
+    def __init__(self, x: Tensor, flat: Tensor, kind: dtype) -> None:
+        super().__init__()
+        self.x = x
+        self.flat = flat
+        self.n = flat.shape[-1]
+        self.kind = kind
+
+    def __missing__(self, name: str) -> Any:
+        value = self.definitions[name](self)
+        self[name] = value
+        return value
 
 
 def rows_of(x: Tensor, dim: int | None = None) -> Rows:
-    """The rows of a tensor: itself as one row, or one for each index of the dimension that is kept.
+    """The rows [R, ...] of a tensor: itself as one row, or one for each index of the dimension that is kept."""
+    numbers = numbers_in(x)
+    shaped = numbers.unsqueeze(0) if dim is None else numbers.movedim(dim, 0)
+    flat = shaped.flatten(1) if shaped.dim() > 1 else shaped.unsqueeze(1)
+    rows = Rows(shaped, flat, x.dtype)
+    for name, size in sizes_of(x).items():
+        rows[name] = flat.new_full(flat.shape[:1], size)
+    return rows
 
-    Floating-point numbers of small dtypes are widened to float32.
-    """
+
+def sizes_of(x: Tensor) -> dict[str, int]:
+    """`numel` and `bytes`."""
+    return {"numel": x.numel(), "bytes": x.numel() * x.element_size()}
+
+
+def numbers_in(x: Tensor) -> Tensor:
+    """The elements as numbers in which torch computes: those of small dtypes in float32, complex ones by their absolute
+    value, integers as integers."""
     import torch
 
-    tiny = torch.finfo(x.dtype).tiny if x.is_floating_point() else 0.0
-    if x.is_floating_point() and x.dtype is not torch.float64:
-        x = x.float()
-    return Rows(x.unsqueeze(0) if dim is None else x.movedim(dim, 0), tiny)
+    if x.is_quantized:
+        return x.dequantize()
+    if x.is_complex():
+        x = x.abs()
+    if x.is_floating_point():
+        return x if x.dtype is torch.float64 else x.float()
+    if x.dtype is torch.bool:
+        return x.to(torch.uint8)
+    if x.dtype is torch.uint64:
+        return x.double()
+    return x.long() if x.dtype in (torch.uint16, torch.uint32) else x
 
 
 def numbers_of(rows: Rows, of: Sequence[Statistic]) -> Tensor:
@@ -159,107 +427,81 @@ def numbers_of(rows: Rows, of: Sequence[Statistic]) -> Tensor:
     return torch.cat(columns, dim=1)
 
 
-# ---- definitions ---------------------------------------------------------------------------------------------------
+# ---- statistics with options ---------------------------------------------------------------------------------------
 
 
-def _variance(rows: Rows) -> Tensor:
-    if rows.n == 1:  # torch warns about it
-        return rows.flat[:, 0] * math.nan
-    return rows.flat.var(1)
+def _quantiles(shares: Sequence[float]) -> Statistic:
+    """As by torch.quantile, which refuses more than 16 million elements."""
 
-
-def _dynamic_range(rows: Rows) -> Tensor:
-    """log2(largest |x| / smallest non-zero |x|); NaN where all elements are 0."""
-    size = rows.flat.abs()
-    least = size.masked_fill(size == 0, math.inf).amin(1)
-    return (size.amax(1) / least).log2()
-
-
-def _underflows(rows: Rows) -> Tensor:
-    """The share of the non-zero elements that are below the smallest normal number of the tensor's dtype."""
-    size = rows.flat.abs()
-    others = size != 0
-    below = others & (size < rows.tiny)
-    return below.sum(1) / others.sum(1)
-
-
-def _entropy_of_scores(rows: Rows) -> Tensor:
-    logs = rows.x.log_softmax(-1)
-    return -(logs.exp() * logs).sum(-1).flatten(1).mean(1)
-
-
-def _entropy_of_probabilities(rows: Rows) -> Tensor:
-    shares = rows.x / rows.x.sum(-1, keepdim=True)
-    return -shares.xlogy(shares).sum(-1).flatten(1).mean(1)
-
-
-_DEFINITIONS: Mapping[str, Definition] = {
-    "mean": lambda rows: rows.flat.double().mean(1) if not rows.x.is_floating_point() else rows.flat.mean(1),
-    "var": _variance,
-    "std": lambda rows: rows["var"].sqrt(),
-    "min": lambda rows: rows.flat.amin(1),
-    "max": lambda rows: rows.flat.amax(1),
-    "norm": lambda rows: rows.flat.square().sum(1).sqrt(),
-    "abs_mean": lambda rows: rows.flat.abs().mean(1),
-    "abs_max": lambda rows: rows["max"].maximum(-rows["min"]),
-    "sum": lambda rows: rows.flat.sum(1),
-    "zeros": lambda rows: (rows.flat == 0).sum(1) / rows.n,
-    "nans": lambda rows: rows.flat.isnan().sum(1),
-    "infs": lambda rows: rows.flat.isinf().sum(1),
-    "dynamic_range": _dynamic_range,
-    "underflows": _underflows,
-    "entropy": _entropy_of_scores,
-}
-
-
-def _quantiles(at: Sequence[float]) -> Statistic:
     def define(rows: Rows) -> Tensor:
         import torch
 
-        wanted = torch.tensor(at, dtype=rows.flat.dtype, device=rows.flat.device)
-        return rows.flat.quantile(wanted, dim=1).T
+        ascending = rows.flat.sort(-1).values
+        found = [_between(ascending, share * (rows.n - 1)) for share in shares]
+        last = ascending[..., -1:]  # NaN comes last
+        return torch.stack(found, -1).where(~last.isnan(), last)
 
-    return Statistic("quantiles", define, len(at), in_graph=False)
+    return Statistic("quantiles", define, len(shares), in_graph=False)
+
+
+def _between(ascending: Tensor, place: float) -> Tensor:
+    """The number at a place between two, by linear interpolation."""
+    import torch
+
+    below = math.floor(place)
+    low = ascending[..., below]
+    if place == below:
+        return low
+    high = ascending[..., below + 1]
+    return torch.where(low == high, low, low.lerp(high, place - below))  # of two infinities lerp is NaN
 
 
 def _histogram(wanted: Bins) -> Statistic:
     bins = wanted.bins
 
     def define(rows: Rows) -> Tensor:
-        """[R, 2 * bins + 1]: the counts, then the edges."""
+        """[..., 2 * bins + 1]: the counts, then the edges."""
         import torch
 
-        flat = rows.flat
-        if isinstance(wanted.range, tuple):
-            low = torch.full_like(flat[:, :1], wanted.range[0])
-            high = torch.full_like(low, wanted.range[1])
-        else:
-            low = rows["min"].unsqueeze(1)
-            high = rows["max"].unsqueeze(1)
-            is_point = (low == high).to(flat.dtype)  # as torch.histc
-            low = low - is_point
-            high = high + is_point
-        places = ((flat - low) / (high - low) * bins).floor().clamp(max=bins - 1)
-        inside = (flat >= low) & (flat <= high)
-        index = torch.where(inside, places, bins).long()
-        counts = torch.zeros(len(flat), bins + 1, dtype=torch.float64, device=flat.device)
-        counts = counts.scatter_add(1, index, torch.ones_like(flat, dtype=torch.float64))
-        steps = torch.arange(bins + 1, device=flat.device) / bins
-        edges = low + (high - low) * steps
-        return torch.cat([counts[:, :bins], edges.double()], dim=1)
+        flat = rows.flat.contiguous()
+        low, high = _range(flat, wanted.range)
+        steps = torch.arange(bins + 1, dtype=torch.float64, device=flat.device) / bins
+        edges = (low.double() * (1 - steps) + high.double() * steps).to(flat.dtype)
+        places = torch.searchsorted(edges, flat, right=True) - 1
+        inside = flat.isfinite() & (flat >= low) & (flat <= high)
+        counts = _counted(places.clamp(max=bins - 1).where(inside, bins), bins)
+        return torch.cat([counts.double(), edges.double()], -1)
 
     return Statistic("histogram", define, 2 * bins + 1)
 
 
+def _range(flat: Tensor, wanted: Any) -> tuple[Tensor, Tensor]:
+    """[..., 1] each: the ends of a histogram. Without a finite element they are infinite, and the edges NaN."""
+    import torch
+
+    if wanted != "auto":
+        first = flat[..., :1]
+        return torch.full_like(first, wanted[0]), torch.full_like(first, wanted[1])
+    finite = flat.isfinite()
+    low = flat.where(finite, math.inf).amin(-1, keepdim=True)
+    high = flat.where(finite, -math.inf).amax(-1, keepdim=True)
+    is_point = (low == high).to(flat.dtype)  # which lies in the middle, as by torch.histc
+    return low - is_point, high + is_point
+
+
 def _counts(count: int) -> Statistic:
     def define(rows: Rows) -> Tensor:
-        import torch
-
-        flat = rows.flat
-        inside = (flat >= 0) & (flat < count)
-        index = torch.where(inside, flat, count).long()
-        counts = torch.zeros(len(flat), count + 1, dtype=torch.float64, device=flat.device)
-        ones = torch.ones_like(flat, dtype=torch.float64)
-        return counts.scatter_add(1, index, ones)[:, :count]
+        whole = rows.flat.long()
+        inside = (whole >= 0) & (whole < count)
+        return _counted(whole.where(inside, count), count)
 
     return Statistic("counts", define, count)
+
+
+def _counted(places: Tensor, count: int) -> Tensor:
+    """[..., n] places from 0 to `count` -> [..., count] int64: how often each occurs, but for the last one."""
+    import torch
+
+    zeros = torch.zeros(*places.shape[:-1], count + 1, dtype=torch.int64, device=places.device)
+    ones = torch.ones((), dtype=torch.int64, device=places.device).expand_as(places)
+    return zeros.scatter_add(-1, places, ones)[..., :count]

@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Collection, Sequence
+from functools import cache, partial
+from typing import TYPE_CHECKING, Annotated, Any
 
-from hookrun.engine.actions.base import Action, Edit, Halves, HookSite, Measured
-from hookrun.engine.actions.fields import OneOrMore
-from hookrun.engine.actions.statistics import numbers_of, rows_of, statistic
-from hookrun.engine.values.tensors import elements, require_whole
+from pydantic import Field, field_validator
+
+from hookrun.engine.actions.base import FORMS, Action, Edit, Halves, HookSite, Measured
+from hookrun.engine.actions.statistics import (
+    INTEGER,
+    SIZES,
+    Items,
+    Name,
+    Options,
+    Rows,
+    count_of,
+    numbers_in,
+    numbers_of,
+    require_dim,
+    require_dtype,
+    rows_of,
+    sizes_of,
+    statistics,
+)
+from hookrun.engine.values.tensors import elements, is_integer, require_whole
 from hookrun.errors import listed
 
 if TYPE_CHECKING:
@@ -18,24 +34,8 @@ if TYPE_CHECKING:
 
     from hookrun.engine.actions.statistics import Statistic as Wanted
 
-Statistic = Literal[
-    "mean",
-    "std",
-    "var",
-    "min",
-    "max",
-    "norm",
-    "abs_mean",
-    "abs_max",
-    "sum",
-    "zeros",
-    "nans",
-    "infs",
-    "bytes",
-    "numel",
-]
+Statistic = Name
 DEFAULT: tuple[Statistic, ...] = ("mean", "std", "min", "max", "norm")
-SIZES = frozenset({"bytes", "numel"})
 CPU_BLOCK = 1 << 19
 """Elements of a part that stays in the cache while it is read several times."""
 _MOST_SQUARES = 1 << 18
@@ -45,7 +45,6 @@ MOST_LOST = 8
 Else it is computed around the mean in float64, as where x² is out of range; this takes longer."""
 LEAST_SQUARE = 1e-30
 """Where x² is smaller in the mean, too many of its digits are below the range of float32."""
-BLOCK = 1 << 30  # an accelerator's dot takes fewer than 2³¹ elements
 
 Measure = Callable[..., dict[str, Any]]
 
@@ -53,158 +52,183 @@ Measure = Callable[..., dict[str, Any]]
 class Stats(Action):
     """Record statistics of each tensor: mean, std, min, max and norm, or those that `of` names.
 
-    of: any of `mean`, `std` and `var` (unbiased: divided by n - 1), `min`, `max`, `norm` (Euclidean), `abs_mean`,
-        `abs_max`, `sum`, `zeros` (the fraction of elements that are 0), `nans` and `infs` (how many), `bytes`, `numel`
+    of:  any of `mean`, `std` and `var` (unbiased: divided by n - 1), `min`, `max`, `norm` (Euclidean), `abs_mean`,
+         `abs_max`, `sum`, `zeros` (the fraction of elements that are 0), `nans` and `infs` (how many), `entropy` (in
+         nats, of the softmax of the scores along the last dimension, mean over all of these), `dynamic_range` (log2 of
+         the largest absolute value over the smallest one that is not 0), `underflows` (the fraction of the non-zero
+         elements whose absolute value is below the smallest normal number of the tensor's dtype), `bytes`, `numel`;
+         `{quantiles: [0.01, 0.5, 0.99]}` as by torch.quantile; `{histogram: {bins: 64, range: auto}}`: the `counts` of
+         bins of equal width and their `edges`, over the finite elements or over a range `[low, high]`, without what
+         lies outside; `{counts: 64}`: how often each of the integers 0 to 63 occurs; `{entropy: {of: probabilities}}`
+    dim: the dimension that is kept: the statistics are lists with a number for each place in it, at most 4,096 numbers
+         a record. It is one of the part that `index`, `tokens` and `heads` choose, and -1 is the last one
 
     Statistics are computed in float32, for float64 tensors in float64; for complex tensors they are those of the
     absolute value. As in PyTorch, the std of one element is NaN. Of an empty tensor `sum`, `norm` and the counts are 0
-    and the rest is NaN. Integer and boolean tensors are recorded only if `of` contains nothing but `bytes` and `numel`.
+    and the rest is NaN. A NaN makes all quantiles NaN; NaN and infinities lie in no bin, and a histogram over `auto`
+    without a finite element has edges of NaN. `bytes` and `numel` are those of the whole tensor.
+
+    Integer and boolean tensors have `counts`, `min`, `max`, `mean`, `bytes` and `numel`, other tensors all but
+    `counts`. In a value of several tensors without `target`, only those that have `of` are recorded: floating-point
+    ones, with `counts` the integers, and all of them if `of` contains nothing but `bytes` and `numel`.
     """
 
     action_name = "stats"
     observes = True
-    of: OneOrMore[Statistic] = DEFAULT
+    of: Items = DEFAULT
+    dim: Annotated[int, Field(strict=True)] | None = None
+
+    @field_validator("of")
+    @classmethod
+    def _differ(cls, of: tuple[Statistic | Options, ...]) -> tuple[Statistic | Options, ...]:
+        statistics(of)
+        return of
 
     @property
     def any_dtype(self) -> bool:
         """Whether `of` contains sizes only, which integer and boolean tensors have too."""
         return SIZES.issuperset(self.of)
 
+    def takes_tensor(self, x: Tensor, *, alone: bool) -> bool:
+        """Of several tensors those that `of` is about; also integers alone, if they have the statistics."""
+        if self.any_dtype:
+            return True
+        keys = {each.key for each in statistics(self.of)}
+        if is_integer(x):
+            return "counts" in keys or (alone and keys <= INTEGER)
+        return super().takes_tensor(x, alone=alone) and "counts" not in keys
+
+    def require_tensor(self, x: Tensor) -> None:
+        """Refuse integers if they do not have the statistics."""
+        require_dtype(x, statistics(self.of))
+
     def build(self, site: HookSite) -> Edit:
         """A function that records the statistics of each tensor as tensors [], without waiting for the device."""
-        measure = measuring(self.of)
+        measure = measuring(self.of, self.dim)
         emit = site.emit
-        of = tuple(self.of)
+        together = tuple(item for item in self.of if isinstance(item, str))
+        if self.dim is not None or len(together) < len(self.of):
+            together = ()
 
         def stats(x: Tensor) -> None:
-            emit(Measured(x, of, measure))
+            emit(Measured(x, together, measure))
 
         return stats
 
     @property
     def not_in_graph(self) -> str | None:
         """None, unless `of` names a statistic that a graph cannot compute."""
-        lacking = [found.key for found in map(statistic, self.of) if not found.in_graph]
+        lacking = [each.key for each in statistics(self.of) if not each.in_graph]
         return f"computes {listed(lacking)}, which a graph cannot: leave it out of `of`" if lacking else None
 
     def halves(self, site: HookSite) -> Halves:
-        """The statistics of each row, and whether the tensor has integers; of an empty tensor nothing."""
+        """The numbers of each row, and whether the tensor has integers; of an empty tensor how many rows there are."""
         import torch
 
-        wanted = [statistic(item) for item in self.of]
-        dim: int | None = getattr(self, "dim", None)
-        read = partial(_read, self.of, dim)
+        wanted = statistics(self.of)
+        dim = self.dim
+        read = partial(_read, wanted, dim)
 
         def measure(x: Tensor) -> Tensor:
+            last = float(is_integer(x))
             if not x.numel():
-                return x.new_empty(0, dtype=torch.float64)
-            is_integer = not (x.is_floating_point() or x.is_complex())
-            kind = torch.full([1], float(is_integer), dtype=torch.float64, device=x.device)
-            return torch.cat([numbers_of(rows_of(x, dim), wanted).flatten(), kind])
+                last = 0.0 if dim is None else float(x.shape[dim])
+            kind = torch.full([1], last, dtype=torch.float64, device=x.device)
+            if not x.numel():
+                return kind
+            return torch.cat([numbers_of(rows_of(x.detach(), dim), wanted).flatten(), kind])
 
         return Halves(measure, lambda numbers: site.emit(read(numbers.tolist())), read)
 
 
-def _read(of: Sequence[Statistic], dim: int | None, numbers: list[float]) -> dict[str, Any]:
-    """What a record holds of the numbers that a compiled graph has computed."""
-    import torch
-
+def _read(wanted: Sequence[Wanted], dim: int | None, numbers: list[float]) -> dict[str, Any]:
+    """What a record holds of the numbers of a compiled graph."""
+    *numbers, last = numbers
     if not numbers:
-        return measuring(of)(torch.empty(0, device="cpu"))
-    wanted = [statistic(item) for item in of]
-    width = sum(each.length or 1 for each in wanted)
-    is_integer = numbers[-1] == 1
+        return _of_nothing(wanted, None if dim is None else int(last))
+    width = count_of(wanted)
     found = dict[str, Any]()
     begin = 0
     for each in wanted:
         end = begin + (each.length or 1)
-        rows = [each.value(numbers[row + begin : row + end]) for row in range(0, len(numbers) - 1, width)]
-        if is_integer and each.key in ("min", "max"):
+        rows = [each.value(numbers[row + begin : row + end]) for row in range(0, len(numbers), width)]
+        if last and each.key in ("min", "max"):
             rows = [int(row) for row in rows]
         found[each.key] = rows[0] if dim is None or each.key in SIZES else rows
         begin = end
     return found
 
 
-class LazyStatistics(dict[str, Any]):
-    """A tensor `x`, its `numel`, and its statistics so far; another one is computed when it is asked for."""
-
-    def __init__(self, formulas: Mapping[str, Formula], sizes: Mapping[str, int], x: Tensor) -> None:
-        super().__init__(sizes, x=x)
-        self._formulas = formulas
-
-    def __missing__(self, name: str) -> Any:
-        value = self._formulas[name](self["x"], self["numel"], self)
-        self[name] = value
-        return value
-
-
-Formula = Callable[["Tensor", int, LazyStatistics], Any]
-"""(the tensor, its number of elements, others) -> a statistic."""
-
-_FORMULAS: Mapping[str, Formula] = {
-    "flat": lambda x, n, others: x.reshape(-1),
-    "sum": lambda x, n, others: x.sum(),
-    "mean": lambda x, n, others: x.mean(),
-    # torch warns about the deviation of one element
-    "var": lambda x, n, others: x.var() if n > 1 else others["sum"] * math.nan,
-    "std": lambda x, n, others: x.std() if n > 1 else others["sum"] * math.nan,
-    "norm": lambda x, n, others: _sum_of_squares(others["flat"], n).sqrt(),
-    "extremes": lambda x, n, others: x.aminmax(),
-    "min": lambda x, n, others: others["extremes"].min,
-    "max": lambda x, n, others: others["extremes"].max,
-    "abs_max": lambda x, n, others: others["extremes"].max.maximum(-others["extremes"].min),
-    "abs_mean": lambda x, n, others: x.abs().mean(),
-    "zeros": lambda x, n, others: (n - x.count_nonzero()) / n,
-    "nans": lambda x, n, others: x.isnan().count_nonzero(),
-    "infs": lambda x, n, others: x.isinf().count_nonzero(),
-}
-_EMPTY = {"sum": 0.0, "norm": 0.0, "nans": 0, "infs": 0, "bytes": 0, "numel": 0}
-
-
-def measuring(of: Sequence[str]) -> Measure:
-    """A function from a tensor of any dtype to the statistics named in `of`: tensors [], or plain numbers.
+def measuring(of: Sequence[Statistic | Options], dim: int | None = None, *, widens: bool = False) -> Measure:
+    """A function from a tensor to the statistics that `of` names: tensors [] and [k], or plain numbers and lists.
 
     Its second argument says whether numbers can be read from the tensor now, which is faster on the CPU: no mode, trace
     or transform sees what is computed.
-    """
-    import torch
 
-    names = tuple(of)
+    dim:    the dimension that is kept; it comes first in the statistics
+    widens: integers have all statistics, those of the floating-point numbers
+
+    ValueError for a tensor that does not have one of the statistics, or has too many places along `dim`.
+    """
+    return _measuring(tuple(of), dim, widens)
+
+
+@cache
+def _measuring(of: tuple[Statistic | Options, ...], dim: int | None, widens: bool) -> Measure:
+    """As `measuring`; for equal arguments the same function, so that a trial run knows what it has tried."""
+    wanted = statistics(of)
+    names = tuple(each.key for each in wanted)
     has_values = not SIZES.issuperset(names)
-    empty = {name: _EMPTY.get(name, math.nan) for name in names}
-    exact = {torch.float32, torch.float64}
+    forms = _forms(wanted, dim)
 
     def measure(x: Tensor, readable: bool = False) -> dict[str, Any]:
+        if has_values and not widens:
+            require_dtype(x, wanted)
+        if x.is_nested and (dim is not None or "entropy" in names):
+            raise ValueError(
+                "the parts of a nested tensor have no dimension in common, as dim and entropy need it"
+            )
         x = elements(x)
-        n = x.numel()
-        if not n:
-            return dict(empty)
-        sizes = {"numel": n, "bytes": n * x.element_size()}
+        if dim is not None:
+            require_dim(dim, x.shape, wanted)
+        sizes = sizes_of(x)
+        if not x.numel():
+            return _of_nothing(wanted, None if dim is None else x.shape[dim])
         if not has_values:
             return {name: sizes[name] for name in names}
         require_whole(x)
         x = x.detach()
-        if x.is_quantized:
-            x = x.dequantize()
-        elif x.is_complex():
-            x = x.abs()
-        elif x.dtype not in exact:
+        if widens and is_integer(x):
             x = x.float()
-        statistics = LazyStatistics(_FORMULAS, sizes, x)
-        if readable and x.device.type == "cpu":
-            statistics.update(on_cpu(x.reshape(-1), names))
-        return {name: statistics[name] for name in names}
+        if dim is None:
+            numbers = numbers_in(x)
+            rows = Rows(numbers, numbers.reshape(-1), x.dtype)
+            if readable and numbers.device.type == "cpu" and numbers.is_floating_point():
+                rows.update(on_cpu(rows.flat, names))
+        else:
+            rows = rows_of(x, dim)
+        rows.update(sizes)
+        return {**{each.key: each.define(rows) for each in wanted}, **forms}
 
     return measure
 
 
-def _sum_of_squares(flat: Tensor, n: int) -> Tensor:
-    """The sum of x² over a tensor of one dimension and n elements."""
-    if n > BLOCK:
-        squares = [part.dot(part) for part in flat.chunk(math.ceil(n / BLOCK))]
-        return sum(squares[1:], squares[0])
-    return flat.dot(flat)
+def _of_nothing(wanted: Sequence[Wanted], places: int | None) -> dict[str, Any]:
+    """The statistics of a tensor without elements; places: how many the dimension has that is kept."""
+    found = {each.key: each.of_nothing() for each in wanted}
+    if places is None:
+        return found
+    return {key: value if key in SIZES else [value] * places for key, value in found.items()}
+
+
+def _forms(wanted: Sequence[Wanted], dim: int | None) -> dict[str, Any]:
+    """What makes the histogram of a record, of the numbers of one row or of several."""
+
+    def form(value: Callable[[Sequence[Any]], Any], numbers: Sequence[Any]) -> Any:
+        return value(numbers) if dim is None else [value(row) for row in numbers]
+
+    forms = {each.key: partial(form, each.value) for each in wanted if each.key == "histogram"}
+    return {FORMS: forms} if forms else {}
 
 
 # ---- tensors on the CPU, part by part: memory is read once, further passes hit the cache -----------------------
@@ -232,18 +256,16 @@ def on_cpu(flat: Tensor, names: Collection[str]) -> dict[str, Any]:
         if extremes_wanted:
             lows.append(part.amin())  # amin and amax together are faster than aminmax
             highs.append(part.amax())
-    statistics: dict[str, Any] = {"flat": flat, "sum": total, "mean": total / n}
+    found: dict[str, Any] = {"sum": total, "mean": total / n}
     if squares_wanted:
-        statistics["norm"] = math.sqrt(squares)
+        found["norm"] = math.sqrt(squares)
     if variance_wanted:
         spread = squares - total * total / n
         if not n * LEAST_SQUARE < squares < MOST_LOST * spread:
             deviation = flat.std(correction=0).item()
             spread = deviation * deviation * n
-        statistics["var"] = spread / (n - 1) if n > 1 else math.nan
-        statistics["std"] = math.sqrt(statistics["var"])
+        found["var"] = spread / (n - 1) if n > 1 else math.nan
+        found["std"] = math.sqrt(found["var"])
     if extremes_wanted:
-        statistics["extremes"] = torch.return_types.aminmax(
-            (torch.stack(lows).amin(), torch.stack(highs).amax())
-        )
-    return statistics
+        found["extremes"] = torch.stack(lows).amin(), torch.stack(highs).amax()
+    return found

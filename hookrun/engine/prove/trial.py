@@ -638,7 +638,7 @@ class TrialSink(Sink):
         """
         if isinstance(data, Measured):
             x = data.x
-            form = data.of, x.layout, x.dtype, x.device, () if x.is_nested else x.shape
+            form = data.now, x.layout, x.dtype, x.device, () if x.is_nested else x.shape
             if not is_fake(x) or form not in self._measured:
                 data.now(x, False)
                 self._measured.add(form)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hookrun.engine.actions.base import Action, Packed
+from hookrun.engine.hook_types import SAVED_TENSORS
 from hookrun.engine.plan.plan import PlannedHook
 from hookrun.engine.runtime.by_sample import edit_of_samples, observer_of_samples
 from hookrun.engine.runtime.checkpointing import PASSED_ON, require_no_checkpoint
@@ -62,6 +63,7 @@ class SiteRunner:
         self._waits_for_rows = False
         if for_other_ranks and site.hook_type.sees_batch:
             self._waits_for_rows = is_gradient or (spec.action.observes and not site.passes_on)
+        self._sees_saved = site.hook_type is SAVED_TENSORS  # several tensors, each of which comes by itself
         self._form_is_checked = False  # shape and dtype of the first result
         self._function: Op = _takes_place if spec.action.acts_on_call else function_of(site)
 
@@ -193,16 +195,20 @@ class SiteRunner:
         if isinstance(seen, Tensor) and seen.is_floating_point():  # the common case
             self.site.current.at = ""
             return self._function(seen)
-        takes = _taken_by(self.site.spec.action)
+        action = self.site.spec.action
         acted = False
         for path, leaf in containers.leaves(seen):
-            if takes(leaf):
+            if isinstance(leaf, Tensor) and action.takes_tensor(
+                leaf, alone=leaf is seen and not self._sees_saved
+            ):
                 self.site.current.at = path
                 acted = True
                 result = self._function(leaf)
                 if result is not None:
                     return result
         self.site.idle += not acted
+        if not acted and isinstance(seen, Tensor) and not (self.site.has_values or self._sees_saved):
+            action.require_tensor(seen)
         return None
 
     # ---- edits ---------------------------------------------------------------------------------------------------

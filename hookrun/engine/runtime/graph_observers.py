@@ -67,6 +67,7 @@ class GraphObservers:
         self.any = False
         self.refuse_export = refuse_export
         self._sink = sink
+        self._keeps_order = False  # what cannot wait would come before what waits
         self._firings: list[_Firing] = []
         self._calls = Counter[HookSite]()
         self._trace: object = None
@@ -77,6 +78,8 @@ class GraphObservers:
         """What an observer does inside a graph, see `in_graph_of`."""
         self.any = True
         observer = _Observer(self, site)
+        if site.hook_type.phase == "forward" and not observer.measures:
+            self._keeps_order = True
         return observer.watch if site.hook_type is OUTPUT_GRAD else observer.see
 
     def clear(self) -> None:
@@ -93,7 +96,7 @@ class GraphObservers:
 
     def give(self, tensors: list[Tensor], number: int, *, at_once: bool) -> None:
         """Give what a firing sees to Python. at_once: not at the end of the graph"""
-        if at_once or self._waiting is None:
+        if at_once or self._keeps_order or self._waiting is None:
             torch.ops.hookrun.observed.default(self.token, tensors, [number])
         else:
             self._waiting[0].extend(tensors)
@@ -147,7 +150,9 @@ class _Batch:
         self._numbers: list[Tensor] = []
         self._records: list[tuple[tuple[Any, ...], Callable[[list[float]], Mapping[str, Any]], int]] = []
 
-    def add(self, start: tuple[Any, ...], read: Callable[[list[float]], Mapping[str, Any]], numbers: Tensor) -> None:
+    def add(
+        self, start: tuple[Any, ...], read: Callable[[list[float]], Mapping[str, Any]], numbers: Tensor
+    ) -> None:
         """Add a record. start: the values of RECORD_KEYS; read: see `Halves`"""
         if self._numbers and self._numbers[0].device != numbers.device:
             self.emit()
@@ -163,7 +168,8 @@ class _Batch:
 
 
 def _records_of(
-    records: Sequence[tuple[tuple[Any, ...], Callable[[list[float]], Mapping[str, Any]], int]], numbers: list[float]
+    records: Sequence[tuple[tuple[Any, ...], Callable[[list[float]], Mapping[str, Any]], int]],
+    numbers: list[float],
 ) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     begin = 0
@@ -187,7 +193,7 @@ class _Observer:
         has_schedule = when.step is not None or when.epoch is not None
         self.site = site
         self._group = group
-        self._measures = not (has_schedule or is_scaled)
+        self.measures = not (has_schedule or is_scaled)
         self._halves: Halves | None = None
         self._function: Op | None = None
         self._holds_in = {training: when.holds_in(training) for training in (True, False)}
@@ -230,7 +236,7 @@ class _Observer:
                 paths.append(path)
                 taken.append(leaf)
         number = self._number(*paths)
-        at_once = not self._measures or _is_in_region()
+        at_once = not self.measures or _is_in_region()
         self._group.give([self._given(leaf) for leaf in taken], number, at_once=at_once)
         return value
 
@@ -247,7 +253,7 @@ class _Observer:
     def _given(self, x: Tensor) -> Tensor:
         """What the graph gives for a tensor: its numbers, or the tensor."""
         x = x.detach()
-        if not self._measures:
+        if not self.measures:
             return x
         assert self._halves is not None
         part = self.site.part
@@ -281,11 +287,11 @@ class _Observer:
         halves = self._halves
         function = self._function
         assert halves is not None and function is not None
-        if self._measures and halves.read is not None:
+        if self.measures and halves.read is not None:
             batch.add(self.site.record_start(), halves.read, tensor)
             return
         batch.emit()
-        if self._measures:
+        if self.measures:
             halves.report(tensor.clone())
         else:
             function(self._unscaled(tensor))

@@ -7,7 +7,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from types import FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any
@@ -177,8 +177,8 @@ class Installation(Shown):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if kind is None:
-                self.clock.end_step()
+            with nullcontext() if kind is None else suppress(HookrunError):
+                self.clock.end_step()  # after an exception too: what it records may explain that
         finally:
             self._remove()
         if not self._standalone or kind is not None:

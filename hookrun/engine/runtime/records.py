@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookrun.engine.actions.base import ABOUT, MOST_FAULTS, RECORD_KEYS, Keeper, Measured, TokenRows
+from hookrun.engine.actions.base import ABOUT, FORMS, MOST_FAULTS, RECORD_KEYS, Keeper, Measured, TokenRows
 from hookrun.engine.actions.check import LastPassed, verdict
 from hookrun.engine.plan.texts import decoder_of
 from hookrun.engine.runtime.fast.copies import KeptInMemory, held_bytes
@@ -121,7 +121,8 @@ class RecordSink(Sink):
             return
         record: dict[str, Any] | Waiting | None = None
         if isinstance(data, Measured):
-            record = self._statistics.add(data.x, data.of, start)
+            if data.of:
+                record = self._statistics.add(data.x, data.of, start)
             if record is None:
                 data = data.now(data.x, computes())
         if not isinstance(data, Measured):
@@ -318,8 +319,13 @@ def _read_tensors(records: Iterable[dict[str, Any]]) -> None:
 
 
 def read(record: dict[str, Any]) -> dict[str, Any]:
-    """The record with its tensors as Python numbers and lists."""
-    return {key: value.tolist() if isinstance(value, Tensor) else value for key, value in record.items()}
+    """The record with its tensors as Python numbers and lists, or in the forms that go with them."""
+    plain: dict[str, Any] = {
+        key: value.tolist() if isinstance(value, Tensor) else value for key, value in record.items()
+    }
+    for key, form in plain.pop(FORMS, {}).items():
+        plain[key] = form(plain[key])
+    return plain
 
 
 def _place(record: dict[str, Any]) -> str:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from hookrun.engine.actions.base import RECORD_KEYS, Measured
-from hookrun.engine.actions.check import verdict
+from hookrun.engine.actions.check import LOSS, verdict
 from hookrun.engine.actions.fields import Meaning
-from hookrun.engine.actions.rules import LOSS, Rules
+from hookrun.engine.actions.rules import Place, Rules
 from hookrun.engine.runtime.checkpointing import repeating
 from hookrun.engine.runtime.rng import kept_samples
 from hookrun.engine.runtime.site_draws import SiteDraws
@@ -27,12 +27,12 @@ class SiteRecords(SiteDraws):
     """What a hook records and captures at one module or parameter; see actions/base.py.
 
     rules:        those of a check over steps
-    in_step:      (mode, path) -> of the firings in this step: how the record begins, the sum of the numbers, how many
+    in_step:      of the firings in this step at each place: how the record begins, the sum of the numbers, how many
     is_uncounted: firings do not count now, so that they are not added to the step either
     """
 
     rules: Rules | None = None
-    in_step: dict[tuple[str, str], tuple[tuple[Any, ...], Tensor, int]]
+    in_step: dict[Place, tuple[tuple[Any, ...], Tensor, int]]
     is_uncounted = False
 
     def emit(
@@ -127,7 +127,7 @@ class SiteRecords(SiteDraws):
     def judge(self, numbers: Tensor, rules: Rules, policy: str) -> None:
         """Judge numbers now (policy `error`), when they are read (others), or with those of the whole step."""
         start = self.record_start()
-        rules.require_width(start[4], start[2], len(numbers))
+        rules.require_width(_place_of(start), len(numbers))
         seen = readable(numbers)
         if seen is None:  # a trial run, or the model is being traced
             return
@@ -137,7 +137,7 @@ class SiteRecords(SiteDraws):
             )
         record = {"numbers": seen, "judge": rules.judge, "policy": policy, **self._checked()}
         if rules.steps is not None:
-            self._add_to_step(start, seen, rules)
+            self._add_to_step(start, seen)
         elif policy != "error" or self.current.in_graph:
             self.emit(record)
         else:
@@ -145,21 +145,21 @@ class SiteRecords(SiteDraws):
             for judged in rules.judge(of_now):
                 self._require_passed({key: value for key, value in judged.items() if key not in RECORD_KEYS})
 
-    def _add_to_step(self, start: tuple[Any, ...], numbers: Tensor, rules: Rules) -> None:
-        """Add the numbers of a firing to those of the step, with the same mode and path."""
+    def _add_to_step(self, start: tuple[Any, ...], numbers: Tensor) -> None:
+        """Add the numbers of a firing to those of the step at the same place."""
         if self.is_uncounted:
             return
-        key = start[4], start[2]
-        before = self.in_step.get(key)
+        place = _place_of(start)
+        before = self.in_step.get(place)
         if before is None:
-            self.in_step[key] = start, numbers, 1
+            self.in_step[place] = start, numbers, 1
             return
         if len(before[1]) != len(numbers):
             raise ValueError(
-                f"dim: {rules.dim} has {len(before[1]):,} and {len(numbers):,} units in one step: name a dimension of "
+                f"dim has {len(before[1]):,} and {len(numbers):,} units in one step: name a dimension of "
                 "constant length"
             )
-        self.in_step[key] = start, before[1] + numbers, before[2] + 1
+        self.in_step[place] = start, before[1] + numbers, before[2] + 1
 
     def _end_step(self) -> None:
         """Let the rules judge the mean over the firings of the step."""
@@ -185,3 +185,9 @@ class SiteRecords(SiteDraws):
 
     def rebuild(self, value: Any, change: Callable[[Tensor], Tensor]) -> Any:
         return copied(value, change)
+
+
+def _place_of(start: tuple[Any, ...]) -> Place:
+    """Which window a firing belongs to. start: the values of RECORD_KEYS of its record"""
+    of = dict(zip(RECORD_KEYS, start, strict=True))
+    return of["mode"], of["path"], of["call"]

@@ -451,4 +451,4 @@ def _needs_calls(hook: PlannedHook) -> bool:
     draws = spec.draws_in_forward
     if draws and hook.functions and spec.keys.when.probability == 1:
         draws = may_draw(hook.functions.values())
-    return draws or spec.keys.tokens is not None or bool(passed_on([hook]))
+    return draws or spec.action.by_call or spec.keys.tokens is not None or bool(passed_on([hook]))

@@ -21,7 +21,7 @@ from pydantic import (
 )
 
 from hookrun.engine.actions.fields import Finite, Number
-from hookrun.engine.actions.stats import SIZES, Statistic
+from hookrun.engine.actions.statistics import SIZES, Name
 from hookrun.engine.spec.selector import SchemaOnDemand
 from hookrun.engine.spec.selector.base import shown
 from hookrun.engine.validation import Section
@@ -108,7 +108,7 @@ Counts = Annotated[
 class ValueCondition(Section):
     """A statistic of each sample's value, as the action `stats` has it, above or below a number; NaN is neither."""
 
-    of: Statistic
+    of: Name
     above: Number | None = None
     below: Number | None = None
 

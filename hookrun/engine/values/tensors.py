@@ -165,6 +165,11 @@ def widened(x: Tensor) -> Tensor:
     return x.float() if is_float8(x) else x
 
 
+def is_integer(x: Tensor) -> bool:
+    """Whether its elements are integers or booleans; those of a quantized tensor stand for others."""
+    return not (x.is_floating_point() or x.is_complex() or x.is_quantized)
+
+
 def is_float8(x: Tensor) -> bool:
     """Whether its floating-point numbers have 8 bits: torch converts them, but does not compute with them."""
     return x.itemsize == 1 and x.is_floating_point()

@@ -70,6 +70,7 @@ class Series:
     low, high: the edges of a band around the line
     dots:      points without a line
     thin:      a thin line without points, behind the others
+    marks:     (x, text) of places on the line that get a ring
     """
 
     name: str
@@ -79,14 +80,16 @@ class Series:
     high: Sequence[float] | None = None
     dots: bool = False
     thin: bool = False
+    marks: Sequence[tuple[float, str]] = ()
 
 
 @dataclass(frozen=True)
 class Figure:
     """A picture with its title, legend, note, facts (one line each) and table of numbers.
 
-    start: what the names in it begin with, which is left out of them
-    alone: draws the picture as an SVG by itself, if the picture of the page is none
+    start:  what the names in it begin with, which is left out of them
+    folded: the page shows it only when it is asked for
+    alone:  draws the picture as an SVG by itself, if the picture of the page is none
     """
 
     title: str
@@ -98,6 +101,7 @@ class Figure:
     facts: tuple[str, ...] = ()
     table: Table | None = None
     start: str = ""
+    folded: bool = False
     alone: Callable[[], Markup] | None = field(default=None, compare=False, repr=False)
 
 
@@ -226,7 +230,7 @@ def _unevenness(values: Sequence[float]) -> float:
 
 
 @dataclass
-class _Chart:
+class Chart:
     """A chart that is being drawn.
 
     names: names for 0, 1, … on the axis `across`, where its values are not numbers
@@ -277,6 +281,17 @@ class _Chart:
             self.add_path(f"line c{colour}", path)
         if series.dots or (count <= 24 and not series.thin):
             self.body.append(f'<g class="dot c{colour}">{dots}</g>')
+        self._add_marks(series)
+
+    def _add_marks(self, series: Series) -> None:
+        """Add a ring on the line at each mark; at the top where the line has no value that can be drawn."""
+        fits = [_fits(y, self.up.log) for y in series.y]
+        x = list(compress(series.x, fits))
+        y = list(compress(series.y, fits))
+        for at, text in series.marks:
+            top = self.up(float(np.interp(at, x, y))) if x else TOP
+            says = f"<title>{_escaped(text)}</title>"
+            self.body.append(f'<circle class="trip" cx="{self.across(at)}" cy="{top}" r="5">{says}</circle>')
 
     def _add_band(self, x: Sequence[float], low: Sequence[float], high: Sequence[float], colour: int) -> None:
         """Add the area between two curves, where both can be drawn."""
@@ -368,24 +383,28 @@ def lines(
     lost = 0
     for curve in series:
         lost += sum(not _fits(value, log) for value in curve.y)
-    series = [_thinned(curve) for curve in series]
+    series = [thinned(curve) for curve in series]
     xs = list[float]()
     heights = list[float]()
     for curve in series:
-        xs += curve.x
+        xs += [*curve.x, *(at for at, _ in curve.marks)]
         heights += [*curve.y, *(curve.low or ()), *(curve.high or ())]
     across = axis_of(xs, LEFT, WIDTH - RIGHT, log=log_x)
     across = replace(across, whole=all(float(value).is_integer() for value in xs))
-    chart = _Chart(title, across, axis_of(heights, HEIGHT - BOTTOM, TOP, log=log), x, y, labels)
+    chart = Chart(title, across, axis_of(heights, HEIGHT - BOTTOM, TOP, log=log), x, y, labels)
     texts = dict[float, list[str]]()
     for place, curve in enumerate(series):
         chart.add_curve(curve, place % COLOURS)
         prefix = f"{printable(curve.name)}  " if len(series) > 1 else ""
         for at, value in zip(curve.x, curve.y, strict=True):
             texts.setdefault(at, []).append(f"{prefix}{number(value)}")
+        for at, text in curve.marks:
+            texts.setdefault(at, []).append(f"{prefix}{text}")
     for at in sorted(texts)[: 2 * MOST_POINTS]:
         head = labels[int(at)] if labels else f"{x} {number(at)}"
         chart.hover.append((across(at), "\n".join([head, *texts[at][:12]])))
+    if any(curve.marks for curve in series):
+        note = "; ".join(filter(None, [note, "ring: a rule tripped"]))
     start, names = fitted([curve.name for curve in series])
     figure = chart.figure(*of_curves(title, series, x, y, labels))
     return replace(
@@ -437,7 +456,7 @@ def histogram(
 ) -> Figure:
     """A histogram of counts [n] between edges [n + 1]; logarithmic if few bins contain nearly all values."""
     bins = list(pairwise(edges))
-    chart = _Chart(title, Axis(edges[0], edges[-1], LEFT, WIDTH - RIGHT), _count_axis(counts), x, "count")
+    chart = Chart(title, Axis(edges[0], edges[-1], LEFT, WIDTH - RIGHT), _count_axis(counts), x, "count")
     if chart.up.log:
         chart.y = "count, logarithmic"
     floor = chart.up(chart.up.low)
@@ -488,7 +507,7 @@ def bars(
     highs = list(map(operator.add, values, spread or ()))
     across = Axis(-0.6, count - 0.4, LEFT, WIDTH - RIGHT, whole=True)
     up = axis_of([*values, mark, *lows, *highs], HEIGHT - BOTTOM, TOP, from_zero=True)
-    chart = _Chart(title, across, up, x, y, names)
+    chart = Chart(title, across, up, x, y, names)
     floor = up(0)
     half = 0.4 if count < 80 else 0.5
     is_finite = list(map(math.isfinite, values))
@@ -517,13 +536,13 @@ def bars(
     return replace(figure, note=_notes(note, is_finite.count(False), "finite"))
 
 
-def _thinned(series: Series) -> Series:
-    """The series with at most `MOST_POINTS` points: of neighbours it keeps minimum and maximum, and it keeps gaps."""
+def thinned(series: Series, most: int = MOST_POINTS) -> Series:
+    """The series with at most `most` points: of neighbours it keeps minimum and maximum, and it keeps gaps."""
     size = len(series.x)
-    if size <= MOST_POINTS:
+    if size <= most:
         return series
     kept = list[int]()
-    group = -(-2 * size // MOST_POINTS)
+    group = -(-2 * size // most)
     for start in range(0, size, group):
         near = range(start, min(start + group, size))
         finite = [n for n in near if math.isfinite(series.y[n])]

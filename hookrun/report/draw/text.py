@@ -31,8 +31,8 @@ def fitted(names: Sequence[str], most: int = 28) -> tuple[str, list[str]]:
     start = ""
     if len(set(names)) > 1:
         start = "".join(names[0][: common(names)].rpartition(".")[:2])
-    if not any(map(str.isalpha, start)):
-        start = ""  # the beginning of numbers
+    if not any(map(str.isalpha, start)) or "=" in start:
+        start = ""  # the beginning of numbers, or of settings such as lr=0.1
     tails = [printable(name.removeprefix(start)) for name in names]
     end = common([name[::-1] for name in tails])
     beginnings = [f"{name[: len(name) - end]}…" for name in tails]

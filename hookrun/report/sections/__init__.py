@@ -14,6 +14,7 @@ from hookrun.errors import listed, spec_error
 from hookrun.report.facts import RunData
 from hookrun.report.sections import (
     classes,
+    depth,
     hooks,
     metrics,
     model,
@@ -116,6 +117,7 @@ OF_A_SWEEP: tuple[ReportSection[SweepData], ...] = (
     ReportSection("figures", "Metrics by swept key", partial(swept.figures, are_few=True), "swept.html"),
     ReportSection("jobs", "Jobs", attrgetter("ranked"), "jobs.html"),
     ReportSection("figures", "Metrics by swept key", partial(swept.figures, are_few=False), "swept.html"),
+    ReportSection("depth", "By depth", depth.build, "depth.html"),
     ReportSection("failed", "Failures", attrgetter("failed"), "failed_jobs.html"),
     ReportSection("repeat", "Run it again", repeat.of_a_sweep, "repeat.html", "details"),
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -15,10 +16,12 @@ from hookrun.report.draw.charts import Figure, Series, lines
 from hookrun.report.draw.text import number
 from hookrun.report.facts import RunData
 from hookrun.report.lines import is_place, numbers
+from hookrun.report.trips import loss_marks
 from hookrun.store.objective import Direction, direction_of, is_loss
 from hookrun.store.scores import ABOUT, Line, is_batch, is_part
 
 MOST_FIGURES = 60
+MOST_OPEN_CURVES = 12
 MOST_BY_POSITION = 20
 MOST_CURVES = 16
 MOST_LATEST = 100
@@ -44,23 +47,31 @@ def curves_of(facts: RunData) -> dict[str, Curves]:
     return by_name
 
 
-def chart(name: str, curves: Curves) -> Figure:
-    """A chart of a metric."""
-    return lines(name, _series(curves)[:MOST_CURVES], x="step", y=name)
+def chart(name: str, curves: Curves, facts: RunData) -> Figure:
+    """A chart of a metric; rules over time mark the training loss."""
+    series = _series(curves)
+    if name == "loss":
+        at_steps = ("train", ("train", True) in curves)
+        for place, key in enumerate(curves):
+            if key == at_steps:
+                series[place] = replace(series[place], marks=loss_marks(facts))
+    return lines(name, series[:MOST_CURVES], x="step", y=name)
 
 
 def build(facts: RunData) -> list[Figure] | None:
     """One chart for each metric with more than one value, with a curve for each split; no chart of a constant lr.
 
-    Single training batches are a thin curve, epoch means have points.
+    Single training batches are a thin curve, epoch means have points. Beyond `MOST_OPEN_CURVES` they are folded.
     """
     by_name = curves_of(facts)
     figures = list[Figure]()
+    room = MOST_OPEN_CURVES
     for name in sorted(by_name, key=lambda name: (_PLACES.get(name, 9), name)):
         heights = [ys for _, ys in by_name[name].values()]
         is_constant = name == "lr" and len(set(chain.from_iterable(heights))) == 1
         if max(map(len, heights)) > 1 and not is_constant:
-            figures.append(chart(name, by_name[name]))
+            room -= len(heights)
+            figures.append(replace(chart(name, by_name[name], facts), folded=room < 0))
     return figures[:MOST_FIGURES] or None
 
 

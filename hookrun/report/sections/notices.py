@@ -7,7 +7,7 @@ from typing import Any
 from hookrun.engine.actions.check import verdict
 from hookrun.report.draw.text import number
 from hookrun.report.facts import MOST_HOOKS, RunData
-from hookrun.report.lines import is_number
+from hookrun.report.lines import is_number, is_place
 from hookrun.report.sweep_facts import SweepData
 
 MOST_SPENT = 200
@@ -30,15 +30,21 @@ def failed_checks(facts: RunData) -> list[dict[str, Any]]:
     cls:       the class of the module; "" if the record does not say
     last_good: the last module before it in the same pass at which the check passed, with its class; "" if there is none
     times:     how often it failed there
+    rule:      of a statistic, ``max``; "" for a check of elements
+    units:     the numbers of the units that broke the rule
     """
-    failures = dict[tuple[str, str], list[dict[str, Any]]]()
+    failures = dict[tuple[str, str, str], list[dict[str, Any]]]()
     for record in facts.stats.records:
         if record.get("ok") is False:
-            site = record["hook"], f"{record['module']}{record.get('path') or ''}"
+            module = f"{record['module']}{record.get('path') or ''}"
+            site = record["hook"], module, str(record.get("rule") or "")
             failures.setdefault(site, []).append(record)
     rows = list[dict[str, Any]]()
-    for (hook, module), records in failures.items():
+    for (hook, module, rule), records in failures.items():
         first = records[0]
+        units = set[int]()
+        for record in records:
+            units.update(filter(is_place, _listed(record.get("units"))))
         rows.append(
             {
                 "hook": hook,
@@ -47,6 +53,9 @@ def failed_checks(facts: RunData) -> list[dict[str, Any]]:
                 "last_good": str(first.get("last_good") or ""),
                 "epoch": first["epoch"],
                 "step": first["step"],
+                "last_step": records[-1]["step"],
+                "rule": rule,
+                "units": sorted(units),
                 "mode": first["mode"],
                 "times": len(records),
                 "policy": str(first.get("policy") or ""),
@@ -54,6 +63,10 @@ def failed_checks(facts: RunData) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _message(record: dict[str, Any]) -> str:

@@ -134,11 +134,12 @@
     show();
   }
 
-  // One sample at a time, through all layers of a hook.
+  // One of several at a time: a sample through all layers of a hook, or a statistic by depth.
   for (const box of all(".samples")) {
     const samples = all(":scope > details", box), bar = document.createElement("div"), menu = document.createElement("select");
+    const noun = box.dataset.noun ?? "sample";
     menu.append(...samples.map(each => new Option(each.querySelector("summary").textContent)));
-    menu.setAttribute("aria-label", "sample");
+    menu.setAttribute("aria-label", noun);
     const show = at => {
       samples.forEach((each, n) => { each.open = n === at; });
       menu.selectedIndex = at;
@@ -148,7 +149,7 @@
       const button = document.createElement("button");
       button.className = "plain";
       button.textContent = sign;
-      button.setAttribute("aria-label", `${word} sample`);
+      button.setAttribute("aria-label", `${word} ${noun}`);
       button.addEventListener("click", () => show(menu.selectedIndex + step));
       return {button, step};
     });

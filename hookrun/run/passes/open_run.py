@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -116,6 +117,7 @@ def _perform(context: RunContext, perform: Callable[[RunContext], None]) -> None
     run_dir, sink, hooks, ranks = context.run_dir, context.sink, context.hooks, context.ranks
     last = (
         context.resuming.writer.close,
+        partial(_end_failed_step, hooks),
         sink.settle,
         run_dir.flush,
         lambda: run_dir.write(HOOKS, hook_facts(hooks)),
@@ -123,12 +125,19 @@ def _perform(context: RunContext, perform: Callable[[RunContext], None]) -> None
     with ending(*last), listening():
         with in_this_process():
             perform(context)
+        hooks.clock.end_step()
         context.write_records()
         if ranks.several:
             effects_of_all(hooks, ranks)
             bytes_of_all(sink.bytes, sink.rank_local_hooks, ranks)
         if any(hook.action.captures for hook in _hooks_of(context.prepared)):
             counts_of_all(run_dir.captures.counts, ranks, run_dir.reached)
+
+
+def _end_failed_step(hooks: Installation) -> None:
+    """Let rules over steps judge what a step that has raised an exception has seen: it may explain the exception."""
+    with suppress(HookrunError):
+        hooks.clock.end_step()
 
 
 def _hooks_of(prepared: Prepared) -> list[HookSpec]:

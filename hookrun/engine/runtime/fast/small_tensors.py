@@ -6,7 +6,7 @@ rows of one shape are measured together when the buffer is full or the records a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import repeat
@@ -19,7 +19,8 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from hookrun.engine.actions.base import RECORD_KEYS
-from hookrun.engine.actions.stats import LEAST_SQUARE, MOST_LOST, Formula, LazyStatistics
+from hookrun.engine.actions.statistics import DEFINITIONS, Rows, sizes_of
+from hookrun.engine.actions.stats import LEAST_SQUARE, MOST_LOST
 from hookrun.engine.runtime.fast import private
 from hookrun.engine.values.tensors import holds_data
 
@@ -130,7 +131,8 @@ class _Buffer:
         self._of = of
         self._keys = (*RECORD_KEYS, *of)
         self._shape = x.shape
-        self._known = {"numel": x.numel(), "bytes": x.numel() * x.element_size()}
+        self._dtype = x.dtype
+        self._sizes = sizes_of(x)
         self._capacity = max(1, min(_MOST_ROWS, _BUFFER // x.numel()))
         with torch.inference_mode(False):  # an inference tensor could not be written outside inference mode
             self._rows = torch.empty(self._capacity, x.numel(), dtype=_MEASURED_IN[x.dtype], device="cpu")
@@ -163,7 +165,9 @@ class _Buffer:
         self._waiting = []
         if not records:
             return
-        statistics = LazyStatistics(_FORMULAS, self._known, self._rows[: len(records)])
+        rows = self._rows[: len(records)]
+        statistics = SmallRows(rows.view(-1, *self._shape), rows, self._dtype)
+        statistics.update(self._sizes)
         columns = [
             column.tolist() if isinstance(column, Tensor) else repeat(column, len(records))
             for column in map(statistics.__getitem__, self._of)
@@ -172,46 +176,43 @@ class _Buffer:
             record[0] = dict(zip(self._keys, record[0] + values, strict=True))
 
 
-def _norm(rows: Tensor) -> Tensor:
+def _norm(rows: Rows) -> Tensor:
     """[R]: the norm of each row. Long rows are reduced in parts, because torch sums a row in few accumulators."""
-    n = rows.shape[1]
-    if n > _PART and n % _PART == 0:
-        rows = torch.linalg.vector_norm(rows.view(len(rows), -1, _PART), dim=2)
-    return torch.linalg.vector_norm(rows, dim=1)
+    flat = rows.flat
+    if rows.n > _PART and rows.n % _PART == 0:
+        flat = torch.linalg.vector_norm(flat.view(len(flat), -1, _PART), dim=2)
+    return torch.linalg.vector_norm(flat, dim=1)
 
 
-def _variance(rows: Tensor, n: int, known: LazyStatistics) -> Tensor:
+def _variance(rows: Rows) -> Tensor:
     """[R]: the variance; where E[x²] - E[x]² loses digits, around the mean in float64.
 
     From Python's numbers: with so few rows a call of torch takes longer than the arithmetic.
     """
-    means = known["mean"].tolist()
-    squares = [norm * norm for norm in known["norm"].tolist()]
+    n = rows.n
+    means = rows["mean"].tolist()
+    squares = [norm * norm for norm in rows["norm"].tolist()]
     spreads = [square - mean * mean * n for mean, square in zip(means, squares, strict=True)]
     spread = torch.tensor(spreads, dtype=torch.float64, device="cpu")
     least = n * LEAST_SQUARE
     is_exact = [least < square < spread * MOST_LOST for square, spread in zip(squares, spreads, strict=True)]
     if not all(is_exact):
-        around = rows - rows.double().mean(1, keepdim=True)
+        around = rows.flat - rows.flat.double().mean(1, keepdim=True)
         spread = torch.where(torch.tensor(is_exact, device="cpu"), spread, around.square_().sum(1))
     return spread / (n - 1)
 
 
-_FORMULAS: Mapping[str, Formula] = {
-    "sum": lambda rows, n, known: rows.sum(1),
-    "mean": lambda rows, n, known: rows.mean(1),
-    "norm": lambda rows, n, known: _norm(rows),
-    "min": lambda rows, n, known: rows.amin(1),
-    "max": lambda rows, n, known: rows.amax(1),
-    "abs_max": lambda rows, n, known: known["max"].maximum(-known["min"]),
-    "abs_mean": lambda rows, n, known: rows.abs().mean(1),
-    "zeros": lambda rows, n, known: (n - rows.count_nonzero(1)) / n,
-    "nans": lambda rows, n, known: rows.isnan().sum(1),
-    "infs": lambda rows, n, known: rows.isinf().sum(1),
-    "var": _variance,
-    "std": lambda rows, n, known: known["var"].sqrt(),
-}
-"""Each statistic of rows [R, n]: [R]."""
+class SmallRows(Rows):
+    """Rows [R, n] of small tensors; what takes few calls of torch is defined in another way."""
+
+    definitions = {
+        **DEFINITIONS,
+        "norm": _norm,
+        "var": _variance,
+        "std": lambda rows: rows["var"].sqrt(),
+        "min": lambda rows: rows.flat.amin(1),  # amin and amax together are faster than aminmax
+        "max": lambda rows: rows.flat.amax(1),
+    }
 
 
 def computes() -> bool:

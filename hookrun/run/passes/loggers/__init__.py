@@ -5,6 +5,7 @@ Each module here that defines a subclass of RunLogger registers it.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from abc import ABC, abstractmethod
@@ -89,6 +90,23 @@ def unless_set(**variables: str) -> Iterator[None]:
 def tag(split: str, name: str, of: Of | None) -> str:
     """``split/name``; the mean of a training epoch is ``train/name/epoch``, to keep it apart from single batches."""
     return f"{split}/{name}/epoch" if split == "train" and of == "epoch" else f"{split}/{name}"
+
+
+def place_of(hook: str, module: str, path: str | None) -> str:
+    """``hook/module``, where a record or a captured value comes from."""
+    return f"{hook}/{module or 'root'}{path or ''}"
+
+
+def histogram_of(name: str, value: Any) -> tuple[list[int], list[float]] | None:
+    """The counts and the edges of the bins, one more, of what a record holds under a name; None if it has none.
+
+    Those that keep a dimension have several, and no bin is between edges of NaN.
+    """
+    if name == "histogram" and isinstance(value, Mapping) and math.isfinite(value["edges"][0]):
+        return value["counts"], value["edges"]
+    if name == "counts" and isinstance(value, list) and isinstance(value[0], int):
+        return value, list(map(float, range(len(value) + 1)))
+    return None
 
 
 @cache

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from operator import mul
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hookrun.engine.actions.base import ABOUT
-from hookrun.run.passes.loggers import LoggedRun, RunLogger, tag
+from hookrun.run.passes.loggers import LoggedRun, RunLogger, histogram_of, place_of, tag
 from hookrun.store.format import entries
 
 if TYPE_CHECKING:
@@ -41,14 +43,22 @@ class TensorBoard(RunLogger):
             self._writer.add_scalar(tag(split, name, of), value, step)
 
     def record(self, record: dict[str, Any]) -> None:
-        """Log the numbers in a line of stats.jsonl."""
+        """Log the numbers in a line of stats.jsonl, a histogram and counts as histograms.
+
+        Other lists, quantiles and what keeps a dimension, are left out: TensorBoard has no chart for them.
+        """
         if "spent" in record:
             return  # the line says that a hook's captures ended, and has no value
-        place = _tag(record["hook"], record["module"], record["path"])
+        place = place_of(record["hook"], record["module"], record["path"])
+        step = self._step(record["mode"], record["step"])
         for name, value in record.items():
-            if name not in ABOUT and isinstance(value, int | float) and not isinstance(value, bool):
-                at = self._step(record["mode"], record["step"])
-                self._writer.add_scalar(f"{place}/{name}/{record['mode']}", value, at)
+            if name in ABOUT:
+                continue
+            tag = f"{place}/{name}/{record['mode']}"
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                self._writer.add_scalar(tag, value, step)
+            elif (found := histogram_of(name, value)) is not None:
+                self._add_counts(tag, *found, step)
 
     def value(self, site: HookSite, value: Any) -> None:
         """Log a histogram of each tensor in a captured value, and the first sample's maps of tensors [B, C, H, W]."""
@@ -59,7 +69,7 @@ class TensorBoard(RunLogger):
         for path, leaf in leaves(value):
             if leaf is None or not leaf.numel():
                 continue
-            tag = f"{_tag(site.hook_name, site.path, site.current.within + path)}/{clock.mode}"
+            tag = f"{place_of(site.hook_name, site.path, site.current.within + path)}/{clock.mode}"
             tensor = leaf.detach()
             tensor = (tensor.abs() if tensor.is_complex() else tensor).float().cpu()
             flat = tensor.flatten()[:: -(-tensor.numel() // MOST_ELEMENTS)]
@@ -69,16 +79,27 @@ class TensorBoard(RunLogger):
             if tensor.dim() == 4 and min(tensor.shape[2:]) > 1:
                 self._writer.add_image(f"{tag}/maps", _maps(tensor[0]), step)
 
+    def _add_counts(self, tag: str, counts: Sequence[int], edges: Sequence[float], step: int) -> None:
+        """A histogram whose elements are known by their bins alone: their sums are those of the middles."""
+        middles = [(low + high) / 2 for low, high in pairwise(edges)]
+        self._writer.add_histogram_raw(
+            tag,
+            min=edges[0],
+            max=edges[-1],
+            num=sum(counts),
+            sum=sum(map(mul, counts, middles)),
+            sum_squares=sum(map(mul, counts, map(mul, middles, middles))),
+            bucket_limits=list(edges[1:]),
+            bucket_counts=list(counts),
+            global_step=step,
+        )
+
     def close(self, *, failed: bool) -> None:
         """Write what is buffered."""
         self._writer.close()
 
     def _step(self, mode: str, step: int) -> int:
         return step + self.reached if mode == "eval" else step
-
-
-def _tag(hook: str, module: str, path: str) -> str:
-    return f"{hook}/{module or 'root'}{path}"
 
 
 def _maps(channels: Tensor) -> Tensor:

@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from hookrun.run.passes.loggers import LoggedRun, RunLogger, tag, unless_set
+from hookrun.run.passes.loggers import LoggedRun, RunLogger, histogram_of, place_of, tag, unless_set
 
 if TYPE_CHECKING:
     from hookrun.store.records import Of
 
 PROJECT = "hookrun"
+MOST_BINS = 512
+"""The largest number of bins that wandb takes; histograms with more are left out."""
 
 
 class WeightsAndBiases(RunLogger):
@@ -53,6 +55,18 @@ class WeightsAndBiases(RunLogger):
 
     def metrics(self, split: str, values: Mapping[str, float], step: int, of: Of | None = None) -> None:
         self._run.log({**{tag(split, name, of): value for name, value in values.items()}, "step": step})
+
+    def record(self, record: dict[str, Any]) -> None:
+        """Log the histogram and the counts in a line of stats.jsonl as histograms; its other values are not logged."""
+        for name, value in record.items():
+            found = histogram_of(name, value)
+            if found is not None and len(found[0]) <= MOST_BINS:
+                import wandb
+
+                place = place_of(record["hook"], record["module"], record["path"])
+                histogram = wandb.Histogram(np_histogram=found)
+                step = record["step"] + (self.reached if record["mode"] == "eval" else 0)
+                self._run.log({f"{place}/{name}/{record['mode']}": histogram, "step": step})
 
     def close(self, *, failed: bool) -> None:
         folder = Path(self._run.dir).parent

@@ -154,12 +154,27 @@ def is_apart(value: Any, other: Any, tolerance: float) -> bool:
 
 
 def differing(before: Mapping[str, Any], now: Mapping[str, Any], tolerance: float = 0.0) -> list[Row]:
-    """A row for each key path at which two nested mappings differ."""
+    """A row for each key path at which two nested mappings differ, of lists with the first item that does."""
     rows = list[Row]()
     for key, old, new in differences(before, now):
-        if is_apart(old, new, tolerance):
-            rows.append({"key": key, "run": old, "other": new})
+        for place, value, other in _apart(old, new, tolerance):
+            rows.append({"key": f"{key}{place}", "run": value, "other": other})
+            break
     return rows
+
+
+def _apart(old: Any, new: Any, tolerance: float) -> Iterator[tuple[str, Any, Any]]:
+    """The places at which two values differ, in lists of the same length ``[2].edges[0]``, and the values there."""
+    inside: Iterable[tuple[str, Any, Any]] = ()
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        inside = ((f"[{number}]", *pair) for number, pair in enumerate(zip(old, new, strict=True)))
+    elif isinstance(old, dict) and isinstance(new, dict) and old.keys() == new.keys():
+        inside = ((f".{key}", old[key], new[key]) for key in old)
+    elif is_apart(old, new, tolerance):
+        yield "", old, new
+    for place, value, other in inside:
+        for deeper, one, another in _apart(value, other, tolerance):
+            yield f"{place}{deeper}", one, another
 
 
 def statistics(lines: Lines) -> dict[str, dict[str, Any]]:

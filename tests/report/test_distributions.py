@@ -1,0 +1,148 @@
+"""Statistics with lists: histograms, quantiles, counts, and numbers of each index of a dimension."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from made_runs import made_run, planned, record, shown
+
+from hookrun.report.distributions import distributions
+from hookrun.report.draw.charts import Figure
+
+
+def drawn(name: str, values: list[Any], quantiles: tuple[str, ...] = ()) -> list[Figure]:
+    """The pictures of a statistic at one module, with a value for each step."""
+    records = [record("h", "fc", step, **{name: value}) for step, value in enumerate(values)]
+    return list(distributions(records, {}, quantiles, 40))
+
+
+def rows(figure: Figure) -> list[list[float]]:
+    assert figure.table
+    return [[float(cell.replace(",", "")) for cell in row] for row in figure.table.rows]
+
+
+def histogram(x: np.ndarray, bins: int = 64) -> dict[str, Any]:
+    counts, edges = np.histogram(x, bins)
+    return {"counts": counts.tolist(), "edges": edges.tolist()}
+
+
+def test_a_histogram_is_a_row_of_a_ridge_for_each_step() -> None:
+    rng = np.random.default_rng(0)
+    samples = [rng.normal(step, step + 1, 5000) for step in range(5)]
+    [figure] = drawn("histogram", [histogram(x) for x in samples])
+    assert figure.picture.count('class="ridge') == 5
+    for step, (x, row) in enumerate(zip(samples, rows(figure), strict=True)):
+        width = np.ptp(x) / 64
+        expected = [step, x.min(), *np.quantile(x, [0.001, 0.5, 0.999]), x.max()]
+        assert np.allclose(row, expected, atol=width)
+
+
+def test_rows_of_a_ridge_share_one_axis_of_values() -> None:
+    """A bin of a narrow histogram is at its own value, not at that of the wide one."""
+    wide = {"counts": [1, 1, 1, 1], "edges": [0, 1, 2, 3, 4]}
+    narrow = {"counts": [0, 1], "edges": [2.9, 3.0, 3.1]}
+    [figure] = drawn("histogram", [wide, narrow])
+    narrow_path, wide_path = re.findall(r'<path class="ridge c0" d="([^"]+)"', figure.picture)
+    peak = min(re.findall(r"L([\d.]+) ([\d.]+)", narrow_path), key=lambda point: float(point[1]))
+    ends = [float(x) for x, _ in re.findall(r"[ML]([\d.]+) ([\d.]+)", wide_path)]
+    share = (float(peak[0]) - ends[0]) / (ends[-1] - ends[0])
+    assert 4 * share == pytest.approx(3.05, abs=0.1)
+
+
+BAD = [
+    {"counts": [1, 2], "edges": [0, 1]},
+    {"counts": [1, -2], "edges": [0, 1, 2]},
+    {"counts": [1, 2], "edges": [0, 2, 1]},
+    {"counts": [1, 2], "edges": [0, math.nan, 2]},
+    {"counts": [0, 0], "edges": [0, 1, 2]},
+    {"counts": ["<b>", 2], "edges": [0, 1, 2]},
+    {"counts": {"a": 1}, "edges": None},
+    {"counts": [10**300, 10**300], "edges": [-(10**300), 0, 10**300]},
+    {},
+    [],
+    ["<script>", None],
+    [[1, 2], [3]],
+    [{"counts": [1], "edges": "x"}, 3],
+]
+
+
+@pytest.mark.parametrize("name", ["histogram", "quantiles", "counts", "mean"])
+def test_what_is_not_valid_is_left_out(name: str) -> None:
+    for bad in BAD:
+        [figure] = drawn(name, [bad])
+        assert figure.picture or figure.note.startswith("not drawn: ")
+        assert "<script>" not in figure.picture
+    [figure] = drawn("histogram", [*BAD, histogram(np.arange(10.0))])
+    assert rows(figure)[-1][0] == len(BAD)
+
+
+def test_ten_thousand_bins_leave_the_page_small(tmp_path: Path) -> None:
+    many = histogram(np.random.default_rng(0).normal(size=20_000), 10_000)
+    records = [record("h", f"fc{layer}", step, histogram=many) for layer in range(8) for step in range(4)]
+    records += [record("h", "fc0", 4, counts=list(range(10_000)), mean=[0.5] * 10_000)]
+    page = shown(made_run(tmp_path / "run", records))
+    assert page.source.count('class="ridge') == 8 * 4
+    assert len(page.source) < 400_000
+
+
+def test_quantiles_are_a_band_with_the_middle_as_a_line() -> None:
+    values = [[step - 1.0, float(step), step + 2.0] for step in range(4)]
+    [figure] = drawn("quantiles", values, ("0.05", "0.5", "0.95"))
+    assert figure.picture.count('class="line') == figure.picture.count('class="band') == 1
+    assert rows(figure) == [[step, step] for step in range(4)]
+    assert figure.note == "line: quantile 0.5; band: from 0.05 to 0.95"
+
+
+def test_the_plan_names_the_quantiles(tmp_path: Path) -> None:
+    records = [record("h", "fc", step, quantiles=[0, 1, 5]) for step in range(3)]
+    hook = planned("h", ["fc"], of=["mean", {"quantiles": [0.9, 0.1, 0.5]}])
+    page = shown(made_run(tmp_path / "run", records, [hook]))
+    assert "line: quantile 0.5; band: from 0.1 to 0.9" in page.source
+
+
+def test_numbers_of_channels_are_a_map_of_steps_and_indices() -> None:
+    values = [[10.0 * step + channel for channel in range(5)] for step in range(3)]
+    [figure] = drawn("mean", values)
+    assert figure.table
+    assert figure.table.heads == ("", "0", "1", "2", "3", "4")
+    assert [row[0] for row in figure.table.rows] == ["step 0", "step 1", "step 2"]
+    assert [[float(cell) for cell in row[1:]] for row in figure.table.rows] == values
+
+
+def test_a_list_for_each_index_is_drawn_of_the_last_step() -> None:
+    [figure] = drawn("quantiles", [[[9, 9]] * 4, [[0, 1], [1, 2], [2, 3], [3, 4]]])
+    assert figure.title == "quantiles of fc, step 1"
+    assert rows(figure) == [[index, index + 1] for index in range(4)]
+
+
+def test_the_load_of_experts_is_a_map_of_layers() -> None:
+    rng = np.random.default_rng(0)
+    counts = rng.integers(0, 50, (3, 4, 8))  # steps, layers, experts
+    lists = {"dead": [3], "hot": []}
+    records = [
+        record("moe", f"layers.{layer}", step, "expert_load", counts=counts[step, layer].tolist(), **lists)
+        for step in range(3)
+        for layer in range(4)
+    ]
+    figure = next(distributions(records, {}, (), 40))
+    total = counts.sum(0)
+    assert figure.table
+    shares = [[float(cell) for cell in row[1:]] for row in figure.table.rows]
+    assert np.allclose(shares, total / total.sum(1, keepdims=True), rtol=1e-3)
+    assert figure.facts == (
+        "dead at the end in 4 layers: layers.0: 3, layers.1: 3, layers.2: 3, layers.3: 3",
+    )
+    assert "an even share is 12.5%" in figure.note
+
+
+def test_numbers_beside_lists_are_curves(tmp_path: Path) -> None:
+    records = [record("h", "fc", step, mean=step, histogram=histogram(np.arange(9.0))) for step in range(3)]
+    page = shown(made_run(tmp_path / "run", records))
+    assert page.open_curves == 1
+    assert page.source.count('class="ridge') == 3
+    assert "the first recorded lines" not in page.source
