@@ -231,7 +231,7 @@ def test_hooks_compile_reuses_no_graph_of_another_model(kind: type[nn.Module]) -
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "capture": ({"hook": "forward", "action": "capture"}, "passes values to Python"),
     "print": ({"hook": "forward", "action": "print"}, "passes values to Python"),
-    "some samples": ({"hook": "forward", "action": "stats", "when": {"value": {"of": "norm", "above": 1}}}, "sees the samples that meet"),
+    "quantiles": ({"hook": "forward", "action": "stats", "of": [{"quantiles": [0.5]}]}, "computes quantiles, which"),
     "noise": ({"hook": "forward", "action": "noise"}, "draws from a generator of its own"),
     "backward": ({"hook": "backward", "action": "scale", "factor": 2}, "autograd nodes of its own"),
     "backward_pre": ({"hook": "backward_pre", "action": "scale", "factor": 2}, "autograd nodes of its own"),

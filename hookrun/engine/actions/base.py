@@ -324,7 +324,7 @@ class Halves:
 
     measure: tensor -> [n] float64; a function of tensors alone, which can be traced
     report:  those numbers -> what follows from them, while the clock is still at the step in which they were measured
-    read:    the same if that is a record and nothing else: the numbers, which may be read later -> what the record holds
+    read:    the same if it is nothing but a record: the numbers, which may be read later -> what the record holds
     """
 
     measure: Callable[[Tensor], Tensor]

@@ -1,11 +1,11 @@
 """Observers inside compiled graphs: an operator of hookrun's gives what they see to Python while the graph runs.
 
-The compiler cannot look into the operator, so it breaks no graph. It has an effect: therefore the compiler neither leaves
-it out nor repeats it, also in a backward pass and where activation checkpointing computes a part of the graph again.
-What a hook does with the numbers, and whether its schedule holds, is Python's.
+The compiler cannot look into the operator, so it breaks no graph. It has an effect: therefore the compiler neither
+leaves it out nor repeats it, also in a backward pass and where activation checkpointing computes a part of the graph
+again. What a hook does with the numbers, and whether its schedule holds, is Python's.
 
 A call of the operator takes some microseconds. What the forward hooks of a graph of `Installation.compile` see is given
-by one call at its end; what cannot wait for that (gradients, the inside of a checkpointed region, tensors that are to be
+by one call at its end; what cannot wait for that (gradients, the inside of a checkpointed region, tensors that are
 measured outside of the graph, a graph of `torch.compile`) by a call of its own.
 """
 
@@ -26,8 +26,8 @@ from hookrun.engine.actions.base import RECORD_KEYS, Halves
 from hookrun.engine.hook_types import OUTPUT_GRAD
 from hookrun.engine.runtime.apply_action import Op, function_of, unscaled_leaf
 from hookrun.engine.runtime.checkpointing import repeating
-from hookrun.engine.runtime.site import HookSite
 from hookrun.engine.runtime.sinks import Sink
+from hookrun.engine.runtime.site import HookSite
 from hookrun.engine.values import containers
 from hookrun.engine.values.private_names import require
 from hookrun.engine.values.tensors import ordinary_tensors
@@ -132,14 +132,17 @@ class GraphObservers:
 
     def receive(self, tensors: Sequence[Tensor], numbers: Sequence[int]) -> None:
         """Let hooks act on what they see, one after the other."""
-        batch = _Batch(self._sink)
+        batch: _Batch | None = None
         begin = 0
         for number in numbers:
             firing = self._firings[number]
             end = begin + len(firing.paths)
-            firing.observer.receive(firing, tensors[begin:end], batch)
+            if firing.observer.is_due():
+                batch = batch or _Batch(self._sink)
+                firing.observer.receive(firing, tensors[begin:end], batch)
             begin = end
-        batch.emit()
+        if batch is not None:
+            batch.emit()
 
 
 class _Batch:
@@ -157,7 +160,7 @@ class _Batch:
         if self._numbers and self._numbers[0].device != numbers.device:
             self.emit()
         self._numbers.append(numbers)
-        self._records.append((start, read, len(numbers)))
+        self._records.append((start, read, numbers.numel()))
 
     def emit(self) -> None:
         """Give them to the sink, copied: the graph uses its memory again."""
@@ -173,9 +176,9 @@ def _records_of(
 ) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     begin = 0
-    for start, read, count in records:
-        found.append({**dict(zip(RECORD_KEYS, start, strict=True)), **read(numbers[begin : begin + count])})
-        begin += count
+    for start, read, length in records:
+        found.append({**dict(zip(RECORD_KEYS, start, strict=True)), **read(numbers[begin : begin + length])})
+        begin += length
     return found
 
 
@@ -214,10 +217,8 @@ class _Observer:
             with ordinary_tensors():
                 return site.spec.action.takes_tensor(torch.empty(0, dtype=dtype), alone=alone)
 
-        for function in (number, takes, _is_in_region):  # called while tracing, not in the graph
-            function._dynamo_marked_constant = True  # type: ignore[attr-defined]
-        self._number = number
-        self._takes = takes
+        self._number = _while_tracing(number)
+        self._takes = _while_tracing(takes)
 
     # ---- traced --------------------------------------------------------------------------------------------------
 
@@ -262,9 +263,9 @@ class _Observer:
     # ---- while the graph runs ------------------------------------------------------------------------------------
 
     def receive(self, firing: _Firing, tensors: Sequence[Tensor], batch: _Batch) -> None:
-        """Count a firing and report it, if the schedule holds."""
+        """Count a firing and report it; the schedule holds."""
         site = self.site
-        if not self._is_due() or (site.hook_type.phase == "forward" and repeating() is not None):
+        if site.hook_type.phase == "forward" and repeating() is not None:
             return
         site.fired += 1
         site.idle += not tensors
@@ -296,7 +297,7 @@ class _Observer:
         else:
             function(self._unscaled(tensor))
 
-    def _is_due(self) -> bool:
+    def is_due(self) -> bool:
         """Whether the schedule holds now."""
         clock = self.site.clock
         when = self.site.spec.keys.when
@@ -314,6 +315,13 @@ class _Observer:
         return unscaled_leaf(scaler._scale, x)
 
 
+def _while_tracing(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that is called while a graph is traced, not in the graph."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+@_while_tracing
 def _is_in_region() -> bool:
     """Whether a part of a graph is traced that has no access to the rest, as a checkpointed region is."""
     from torch._dynamo.symbolic_convert import InstructionTranslator

@@ -35,6 +35,7 @@ from hookrun.errors import (
     HookrunError,
     HookrunWarning,
     Lookup,
+    Problem,
     counted,
     listed,
     refuse,
@@ -43,6 +44,9 @@ from hookrun.errors import (
 if TYPE_CHECKING:
     from torch.amp import GradScaler
 
+
+_CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
+"""The modes of torch.compile that record CUDA graphs."""
 
 changing = threading.RLock()
 """Held while hooks are installed or removed: threads do so one after another, and a process forks in between."""
@@ -326,7 +330,14 @@ class Installation(Shown):
 
         Raises CompileError that lists every hook that cannot be part of a compiled graph.
         """
-        refuse(uncompilable(self.plan), CompileError)
+        problems = uncompilable(self.plan)
+        mode = options.get("mode")
+        if mode in _CUDA_GRAPHS and self._wiring.observers.any:
+            what = f"{mode} uses CUDA graphs, which cannot contain what stats and check pass to Python"
+            problems.append(
+                Problem("mode", what, "use mode='max-autotune-no-cudagraphs', or leave `mode` out")
+            )
+        refuse(problems, CompileError)
         torch.compiler.reset()
         model = self._model
         call_through_torch(model.modules())
