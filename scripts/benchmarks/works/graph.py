@@ -16,7 +16,7 @@ SMALL, LARGE = {"width": 128, "batch": 256}, {"width": 512, "batch": 256}
 
 WATCH: dict[str, dict[str, Any]] = {
     "loss_spikes": {"select": "", "hook": "output_grad", "action": "check", "of": "norm", "max": 1e9, "policy": "warn"},
-    "dead": {"select": "type:ReLU", "hook": "forward", "action": "check", "of": "zeros", "dim": 1, "max": 1.5, "policy": "warn"},
+    "dead": {"select": "type:ReLU", "hook": "forward", "action": "check", "of": "zeros", "max": 1.5, "policy": "warn"},
     "finite": {"select": {"path": "**", "leaf": True}, "hook": "forward", "action": "check", "policy": "warn"},
     "gradients": {"select": "**", "hook": "grad", "action": "check", "of": "norm", "max": 1e9, "policy": "warn"},
 }  # fmt: skip
