@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 from by_torch import statistics_by_torch
+from quick_collector import quick_collector
+from quick_coverage import quick_coverage
 from quick_hydra import quick_hydra
 from quick_torch import quick_torch
 from readable_ids import readable_id
@@ -29,7 +31,7 @@ FROZEN = pytest.StashKey[int]()
 def pytest_configure(config: pytest.Config) -> None:
     """Register the marks. The width of output is set by the tests themselves: xdist sets COLUMNS."""
     os.environ.pop("COLUMNS", None)
-    gc.set_threshold(10_000, 20, 50)
+    quick_collector()
     if hasattr(os, "fork") and not hasattr(config, "workerinput"):
         config.stash[SERVER] = WarmServer()
     config.addinivalue_line(
@@ -37,10 +39,20 @@ def pytest_configure(config: pytest.Config) -> None:
         "before_compilers: runs before all other tests. After a compilation that failed, torch leaves Python with one "
         "more reference in each call, and hookrun overwrites no output then",
     )
+    config.addinivalue_line(
+        "markers", "takes_long: runs early, so that at the end no process of xdist has to wait for it"
+    )
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionstart() -> None:
+    """Once pytest-cov has started, if it is asked to."""
+    quick_coverage()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The tests marked `before_compilers` are the first ones; the others keep their order."""
+    """The tests marked `before_compilers` are the first ones, then those that take long; others keep their order."""
+    items.sort(key=lambda item: item.get_closest_marker("takes_long") is None)
     items.sort(key=lambda item: item.get_closest_marker("before_compilers") is None)
 
 

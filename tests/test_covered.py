@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
+
 import pytest
+from quick_coverage import resting, working
 
 coverage = pytest.importorskip("coverage", reason="is in the extra dev")
 
@@ -48,3 +52,39 @@ def test_the_minimum_applies_only_if_all_tests_ran(tmp_path, monkeypatch, capsys
     assert "66.67 %" in told
     assert "90 % of fail_under" in told
     assert covered.verdict(90.0, floor=90) is None
+
+
+MEASURED = """\
+def called(number):
+    if number:
+        return given(number - 1)
+    return 0
+
+def calls():
+    total = given(2)
+    return total
+"""
+
+
+def test_a_tracer_that_rests_in_others_code_loses_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "measured.py"
+    path.write_text(MEASURED)
+    found = []
+    for rests in (False, True):
+        spec = importlib.util.spec_from_file_location("measured", path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        called = working(module.called) if rests else module.called
+
+        def given(number: int, called=called) -> int:
+            return called(number)
+
+        module.given = resting(given) if rests else given  # type: ignore[attr-defined]
+        measured = coverage.Coverage(data_file=None, config_file=False, branch=True, include=[str(path)])
+        with measured.collect():
+            assert module.calls() == 0
+        found.append(sorted(measured.get_data().arcs(str(path)) or ()))
+    assert {(2, 3), (2, 4), (7, 8)} <= {*found[0]}
+    assert found[1] == found[0]

@@ -17,6 +17,7 @@ PROCESSES = 4
 """A process takes several seconds to start."""
 
 
+@pytest.mark.takes_long
 @pytest.mark.parametrize("number", range(PROCESSES))
 def test_the_second_device_equals_the_cpu(number: int) -> None:
     files = FILES[number::PROCESSES]

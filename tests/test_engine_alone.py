@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 
 PARTS = ("plan", "prove", "spec", "trust", "values", "runtime/hooks", "runtime/test_install.py")
@@ -35,6 +37,7 @@ def test_importing_the_engine_loads_no_other_room() -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.takes_long
 def test_the_engine_passes_its_own_tests_alone() -> None:
     files = [f"tests/engine/{part}" for part in PARTS]
     chosen = " and ".join(f"not {part}" for part in SLOW)

@@ -12,6 +12,7 @@ import torch
 WAITS = "tests/device/test_waits.py"
 
 
+@pytest.mark.takes_long
 def test_the_second_device_is_checked(tmp_path: Path, capsys) -> None:
     out = tmp_path / "gpu.json"
     assert gpu.main(["--device", "second", "--tests", WAITS, "--no-bench", "--json", str(out)]) == 0

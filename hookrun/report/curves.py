@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain, compress, pairwise, zip_longest
 from operator import itemgetter
 from typing import Any
@@ -28,14 +29,18 @@ MOST_POINTS = 60
 MOST_CHARTS = 24
 LISTING = frozenset({"stats", "expert_load"})
 """The actions whose lists are drawn."""
+MOST_MARKS = 24
+"""Marks of a curve."""
 MOST_MODES = 4
 MOST_COLUMNS = 200
 MOST_NAMED = 5
 
 Record = Mapping[str, Any]
 Points = dict[str, tuple[list[float], list[float]]]  # name -> steps, values
-Marks = Mapping[str, Sequence[tuple[float, str]]]
-"""Name of a curve -> the steps at which rules tripped, and which ones."""
+Mark = tuple[float, str]
+"""The step at which a rule tripped, and which rule."""
+Marks = Mapping[Any, Sequence[Mark]]
+"""What names a curve -> its marks."""
 NO_MARKS: Marks = {}
 
 
@@ -63,17 +68,29 @@ def curves_in(figures: Iterable[Figure]) -> int:
     return sum(figure.picture.count('<path class="line') for figure in figures if not figure.folded)
 
 
+def fold(figures: Iterable[Figure], room: int) -> list[Figure]:
+    """The figures, of which those are folded that have more curves than there is still room for on the page."""
+    shown = list[Figure]()
+    for figure in figures:
+        curves = curves_in([figure])
+        is_folded = figure.folded or curves > max(room, 0)
+        room -= 0 if is_folded else curves
+        shown.append(replace(figure, folded=is_folded))
+    return shown
+
+
 def statistics(
     records: Iterable[Record],
     places: Mapping[str, int],
     *,
     are_gradients: bool,
-    marks: Mapping[tuple[str, str], Marks] | None = None,
+    hook_type: str | None = None,
+    marks: Marks = NO_MARKS,
 ) -> Iterator[Figure]:
     """A chart or a map for each number of measured records, gradient norms first; then curves of what has a map.
 
     places: module or parameter -> its position in the model
-    marks:  those of each mode and statistic
+    marks:  those of curves by hook type, mode, statistic and name
     """
     by_mode = grouped(records, lambda record: str(record["mode"]))
     curves = list[Iterator[Figure]]()
@@ -85,9 +102,7 @@ def statistics(
             if len(by_mode) > 1:
                 title += f", {mode} mode"
             points, unit = by_module(by_mode[mode], name, places, is_number)
-            marked = NO_MARKS
-            if marks and unit == "step":
-                marked = marks.get((mode, name), NO_MARKS)
+            marked = {path: marks.get((hook_type, mode, name, path), ()) for path in points if unit == "step"}
             yield from over_steps(title, points, unit, name, by_layer=is_gradient_norm, marks=marked)
             if len(points) > COLOURS:
                 curves.append(_largest(title, points, unit, name, marked))
@@ -107,7 +122,10 @@ def over_steps(
 
 
 def _series(points: Points, marks: Marks) -> list[Series]:
-    return [Series(module_name(path), xs, ys, marks=marks.get(path, ())) for path, (xs, ys) in points.items()]
+    series = list[Series]()
+    for path, (xs, ys) in points.items():
+        series.append(Series(module_name(path), xs, ys, marks=marks.get(path, ())[:MOST_MARKS]))
+    return series
 
 
 def _largest(title: str, points: Points, unit: str, name: str, marks: Marks) -> Iterator[Figure]:

@@ -6,6 +6,7 @@ import os
 import random
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -94,21 +95,14 @@ def sampled(
 
 def last_records(path: Path, model: type[Record], limit: int) -> list[dict[str, Any]]:
     """The valid records at the end of a file, in at most so many bytes; none if it can't be read."""
-    try:
-        with open_inside(path) as file:
-            start = max(os.fstat(file.fileno()).st_size - limit, 0)
-            file.seek(start)
-            lines = file.read(limit).split(b"\n")
-    except StoreError:
-        return []
     records = list[dict[str, Any]]()
-    for line in lines[start > 0 :]:
-        try:
-            record = decode(line)
-            model.model_validate(record)
-        except ValueError:
-            continue
-        records.append(record)
+    with suppress(StoreError), open_inside(path) as file:
+        file.seek(max(os.fstat(file.fileno()).st_size - limit, 0))
+        for line in file.read(limit).split(b"\n"):
+            with suppress(ValueError):  # the first one is cut, or it is not valid
+                record = decode(line)
+                model.model_validate(record)
+                records.append(record)
     return records
 
 

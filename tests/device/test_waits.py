@@ -21,6 +21,10 @@ SMALL = {"min": -0.1, "max": 0.1}
 
 ACTIONS: dict[str, tuple[dict[str, Any], int]] = {
     "stats": ({"action": "stats"}, 0),
+    "stats with options": (
+        {"action": "stats", "dim": 0, "of": [{"quantiles": [0.1]}, {"histogram": {"bins": 3}}]},
+        0,
+    ),
     "check that warns": ({"action": "check", "policy": "warn", "max": 0.1}, 0),
     "check that stops": ({"action": "check", "policy": "stop"}, 0),
     "check that raises": ({"action": "check"}, 1),

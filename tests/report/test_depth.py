@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from made_runs import Shown, made_run, planned, record
+from made_curves import Shown, made_run, planned, record
 
 from hookrun.report import write_report
 from hookrun.report.sections import depth

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from made_runs import made_run, record
 from report_pages import read_lines, write_lines
 
 from hookrun.report import write_report
@@ -70,6 +71,22 @@ def test_every_picture_is_drawn(observed: Path, look) -> None:
     assert all(sizes)
     boxes = page.evaluate("[...document.querySelectorAll('svg.chart, img')].map(each => each.clientHeight)")
     assert min(boxes) > 20
+
+
+def test_a_statistic_by_depth_is_chosen(tmp_path: Path, show) -> None:
+    for number in range(2):
+        records = [
+            record("seen", module, step, mean=step, std=1.0, histogram={"counts": [1, 2], "edges": [0, 1, 2]})
+            for step in range(2)
+            for module in ("a", "b")
+        ]
+        made_run(tmp_path / str(number), records)
+    write_report(tmp_path)
+    page = show(tmp_path)
+    figures = page.locator(".samples figure")
+    assert [figures.nth(place).is_visible() for place in range(2)] == [True, False]
+    page.select_option("select[aria-label=statistic]", index=1)
+    assert [figures.nth(place).is_visible() for place in range(2)] == [False, True]
 
 
 def test_the_dark_page_is_dark(observed: Path, show, look) -> None:
@@ -472,6 +489,7 @@ def test_no_script_runs_from_names(observed: Path, tmp_path: Path, show) -> None
     write_report(path.parent)
     for folder in (path, path.parent):
         page = show(folder)
+        page.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true; })")
         for place in range(page.locator("svg.chart").count()):
             page.locator("svg.chart").nth(place).hover()
         assert page.evaluate("window.pwned") is None

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from made_runs import made_run, planned, record, shown
+from made_curves import made_run, planned, record, shown
 
 STEPS = 40
 
@@ -71,18 +71,18 @@ def test_the_first_line_says_how_many_rules_tripped(tmp_path: Path) -> None:
         trip("spike", "fc.weight", 31, policy="stop", of="norm", rule="max_ratio", bound=10, number=99.0),
     ]
     page = shown(made_run(tmp_path / "run", tripped)).source
-    said = "3 rules tripped: spike at fc.weight; dead at relu1 and 1 more"
+    said = "3 rules tripped: spike, dead, small"
     assert f"{said} · hookrun</title>" in page
     assert f"{said}</h1>" in page
     assert "rules tripped" not in shown(made_run(tmp_path / "other", zeros())).source
-    assert "rule tripped: dead at relu1" in shown(made_run(tmp_path / "one", tripped[:1])).source
+    assert "1 rule tripped: dead" in shown(made_run(tmp_path / "one", tripped[:1])).source
 
 
 def test_the_table_tells_steps_and_units(tmp_path: Path) -> None:
     units = {"number": [1.0] * 3, "units": [4, 5, 63], **DEAD}
     tripped = [
         trip("dead", "relu1", 30, **units),
-        trip("dead", "relu1", 38, **units | {"units": [4, 5, 63, 1]}),
+        trip("dead", "relu1", 38, **units | {"units": [1, 4, 5, 63]}),
     ]
     page = shown(made_run(tmp_path / "run", tripped)).source
     row = re.findall(r"<tr><td>dead</td>.*?</tr>", page, re.S)[0]

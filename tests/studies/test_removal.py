@@ -21,6 +21,7 @@ TESTS = (
     "tests/store/test_records.py",
     "tests/test_imports.py",
 )
+pytestmark = pytest.mark.takes_long
 NOT_RUN = (
     "names_are_the_listed",  # the list has the removed tasks
     "can_be_changed_to_plan or task_is_noted or decides_by_the_name",  # slow

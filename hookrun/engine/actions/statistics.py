@@ -301,7 +301,8 @@ def _dynamic_range(rows: Rows) -> Tensor:
     """log2(largest |x| / smallest non-zero |x|); NaN where all elements are 0."""
     size = rows.flat.abs()
     least = size.masked_fill(size == 0, math.inf).amin(-1)
-    return size.amax(-1).log2() - least.log2()
+    largest = size.amax(-1)
+    return (largest.log2() - least.log2()).masked_fill(largest == 0, math.nan)
 
 
 def _underflows(rows: Rows) -> Tensor:
@@ -463,16 +464,27 @@ def _histogram(wanted: Bins) -> Statistic:
         """[..., 2 * bins + 1]: the counts, then the edges."""
         import torch
 
-        flat = rows.flat.contiguous()
+        flat = rows.flat
         low, high = _range(flat, wanted.range)
         steps = torch.arange(bins + 1, dtype=torch.float64, device=flat.device) / bins
         edges = (low.double() * (1 - steps) + high.double() * steps).to(flat.dtype)
-        places = torch.searchsorted(edges, flat, right=True) - 1
         inside = flat.isfinite() & (flat >= low) & (flat <= high)
-        counts = _counted(places.clamp(max=bins - 1).where(inside, bins), bins)
+        counts = _counted(_bins_of(flat, edges).where(inside, bins), bins)
         return torch.cat([counts.double(), edges.double()], -1)
 
     return Statistic("histogram", define, 2 * bins + 1)
+
+
+def _bins_of(flat: Tensor, edges: Tensor) -> Tensor:
+    """[..., n] int64: the bin of each element, by its part of the range; as the rounded edges say if it is near one."""
+    quarters = edges.double() / 4  # so that no difference is out of range
+    low = quarters[..., :1]
+    part = (flat.double() / 4 - low) / (quarters[..., -1:] - low)
+    last = edges.shape[-1] - 2
+    bins = (part * (last + 1)).long().clamp(0, last)
+    bins = bins - (flat < edges.gather(-1, bins)).long()
+    bins = bins + (flat >= edges.gather(-1, bins + 1)).long()
+    return bins.clamp(0, last)
 
 
 def _range(flat: Tensor, wanted: Any) -> tuple[Tensor, Tensor]:

@@ -53,24 +53,29 @@ class Stats(Action):
     """Record statistics of each tensor: mean, std, min, max and norm, or those that `of` names.
 
     of:  any of `mean`, `std` and `var` (unbiased: divided by n - 1), `min`, `max`, `norm` (Euclidean), `abs_mean`,
-         `abs_max`, `sum`, `zeros` (the fraction of elements that are 0), `nans` and `infs` (how many), `entropy` (in
-         nats, of the softmax of the scores along the last dimension, mean over all of these), `dynamic_range` (log2 of
-         the largest absolute value over the smallest one that is not 0), `underflows` (the fraction of the non-zero
-         elements whose absolute value is below the smallest normal number of the tensor's dtype), `bytes`, `numel`;
-         `{quantiles: [0.01, 0.5, 0.99]}` as by torch.quantile; `{histogram: {bins: 64, range: auto}}`: the `counts` of
-         bins of equal width and their `edges`, over the finite elements or over a range `[low, high]`, without what
-         lies outside; `{counts: 64}`: how often each of the integers 0 to 63 occurs; `{entropy: {of: probabilities}}`
-    dim: the dimension that is kept: the statistics are lists with a number for each place in it, at most 4,096 numbers
-         a record. It is one of the part that `index`, `tokens` and `heads` choose, and -1 is the last one
+         `abs_max`, `sum`, `zeros` (the fraction of elements that are 0), `nans` and `infs` (how many), `entropy`,
+         `dynamic_range`, `underflows`, `bytes`, `numel`, and of `{quantiles: [0.01, 0.5, 0.99]}`,
+         `{histogram: {bins: 64, range: auto}}`, `{counts: 64}`, `{entropy: {of: probabilities}}`
+    dim: the dimension that is kept: each statistic is a list with one for each index of it, at most 4,096 numbers a
+         record. It is a dimension of the part that `index`, `tokens` and `heads` choose; -1 is the last one
 
     Statistics are computed in float32, for float64 tensors in float64; for complex tensors they are those of the
     absolute value. As in PyTorch, the std of one element is NaN. Of an empty tensor `sum`, `norm` and the counts are 0
-    and the rest is NaN. A NaN makes all quantiles NaN; NaN and infinities lie in no bin, and a histogram over `auto`
-    without a finite element has edges of NaN. `bytes` and `numel` are those of the whole tensor.
+    and the rest is NaN.
+
+    `entropy` is in nats: that of softmax over the last dimension, or of probabilities divided by their sum, as the mean
+    over the other dimensions. `dynamic_range` is log2 of the largest absolute value over the smallest one except 0.
+    `underflows` is the fraction of the non-zero elements below the smallest normal number of the tensor's dtype.
+
+    `quantiles` are those of torch.quantile, which sorts the elements; a NaN makes all of them NaN. `histogram` has the
+    `counts` of bins of equal width and their `edges`, from the smallest to the largest finite element, or over a range
+    `[low, high]`; what lies outside is not counted, nor are NaN and infinities. If no element is finite, the edges are
+    NaN. `counts` says how often each of the integers 0 to 63 occurs. `bytes` and `numel` are always those of the whole
+    tensor.
 
     Integer and boolean tensors have `counts`, `min`, `max`, `mean`, `bytes` and `numel`, other tensors all but
-    `counts`. In a value of several tensors without `target`, only those that have `of` are recorded: floating-point
-    ones, with `counts` the integers, and all of them if `of` contains nothing but `bytes` and `numel`.
+    `counts`. In a value of several tensors without `target` the floating-point ones are recorded, with `counts` the
+    integers, and all of them if `of` has nothing but `bytes` and `numel`.
     """
 
     action_name = "stats"
@@ -179,7 +184,7 @@ def _measuring(of: tuple[Statistic | Options, ...], dim: int | None, widens: boo
     wanted = statistics(of)
     names = tuple(each.key for each in wanted)
     has_values = not SIZES.issuperset(names)
-    forms = _forms(wanted, dim)
+    forms = {each.key: partial(_in_form, each.value) for each in wanted if each.key == "histogram"}
 
     def measure(x: Tensor, readable: bool = False) -> dict[str, Any]:
         if has_values and not widens:
@@ -208,7 +213,10 @@ def _measuring(of: tuple[Statistic | Options, ...], dim: int | None, widens: boo
         else:
             rows = rows_of(x, dim)
         rows.update(sizes)
-        return {**{each.key: each.define(rows) for each in wanted}, **forms}
+        found = {each.key: each.define(rows) for each in wanted}
+        if forms:
+            found[FORMS] = forms
+        return found
 
     return measure
 
@@ -221,14 +229,11 @@ def _of_nothing(wanted: Sequence[Wanted], places: int | None) -> dict[str, Any]:
     return {key: value if key in SIZES else [value] * places for key, value in found.items()}
 
 
-def _forms(wanted: Sequence[Wanted], dim: int | None) -> dict[str, Any]:
-    """What makes the histogram of a record, of the numbers of one row or of several."""
-
-    def form(value: Callable[[Sequence[Any]], Any], numbers: Sequence[Any]) -> Any:
-        return value(numbers) if dim is None else [value(row) for row in numbers]
-
-    forms = {each.key: partial(form, each.value) for each in wanted if each.key == "histogram"}
-    return {FORMS: forms} if forms else {}
+def _in_form(value: Callable[[Sequence[Any]], Any], numbers: Sequence[Any]) -> Any:
+    """What a record holds of the numbers of one row, or of each of several: of a dimension, or of `torch.vmap`."""
+    if isinstance(numbers[0], list):
+        return [_in_form(value, row) for row in numbers]
+    return value(numbers)
 
 
 # ---- tensors on the CPU, part by part: memory is read once, further passes hit the cache -----------------------

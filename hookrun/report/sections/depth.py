@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import numpy as np
 
 from hookrun.engine.actions.base import ABOUT
 from hookrun.errors import shortened
-from hookrun.report.curves import MOST_OPEN, charts, curves_in, is_measured
+from hookrun.report.curves import MOST_OPEN, charts, curves_in, fold, is_measured
 from hookrun.report.draw.charts import Figure, Series
 from hookrun.report.draw.text import module_name
 from hookrun.report.facts import HookLine
@@ -36,29 +35,31 @@ def build(facts: SweepData) -> list[tuple[str, list[Figure]]]:
     order = dict[str, dict[str, None]]()
     found = dict[Statistic, dict[str, dict[str, float]]]()
     for job in facts.ranked[:MOST_JOBS]:
+        folder = facts.folder / job.name
+        plan = PlanRecord.model_validate(record_in(folder / PLAN, PlanRecord))
+        for hook in plan.hooks:
+            order.setdefault(hook.name, {}).update((match.path, None) for match in hook.targets)
         given = " ".join(f"{key.rpartition('.')[2]}={job.given(key)}" for key in facts.varied)
-        for statistic, means in _last_means(facts.folder / job.name, order).items():
+        for statistic, means in _last_means(folder).items():
+            order.setdefault(statistic[0], {}).update(dict.fromkeys(means))
             found.setdefault(statistic, {})[shortened(f"{job.name}: {given}", 60)] = means
-    beside = chain(swept.figures(facts, are_few=True), swept.figures(facts, are_few=False))
-    room = max(MOST_OPEN - curves_in(beside), 1)
+    room = MOST_OPEN - curves_in(chain(*(swept.figures(facts, are_few=few) for few in (True, False))))
     drawn = list[tuple[str, list[Figure]]]()
-    for (hook, mode, name), by_job in found.items():
-        modules = [path for path in order[hook] if any(path in means for means in by_job.values())]
+    for (hook_name, mode, name), by_job in found.items():
+        measured = set(chain.from_iterable(by_job.values()))
+        modules = [path for path in order[hook_name] if path in measured]
         if len(modules) > 1:
-            title = f"{name} by depth, {shortened(hook, 40)}, {mode} mode"
-            drawn.append((title, list(_charts(title, name, by_job, modules[:MOST_MODULES], room))))
+            title = f"{name} by depth, {shortened(hook_name, 40)}, {mode} mode"
+            drawn.append((title, _charts(title, name, by_job, modules[:MOST_MODULES], room)))
     return drawn[:MOST_STATISTICS]
 
 
-def _last_means(folder: Path, order: dict[str, dict[str, None]]) -> dict[Statistic, dict[str, float]]:
-    """Statistic -> module -> its mean over the last epoch of a job; `order` gets the modules of each hook."""
-    records = list(filter(is_measured, last_records(folder / STATS, HookLine, MOST_BYTES)))
-    if records:
-        for hook in PlanRecord.model_validate(record_in(folder / PLAN, PlanRecord)).hooks:
-            order.setdefault(hook.name, {}).update((match.path, None) for match in hook.targets)
+@np.errstate(over="ignore", invalid="ignore")
+def _last_means(folder: Path) -> dict[Statistic, dict[str, float]]:
+    """Statistic -> module -> its mean over the last epoch that a job recorded."""
     values = dict[Statistic, dict[str, list[float]]]()
+    records = list(filter(is_measured, last_records(folder / STATS, HookLine, MOST_BYTES)))
     for record in records:
-        order.setdefault(record["hook"], {}).setdefault(record["module"])
         if record["epoch"] == records[-1]["epoch"]:
             for name, value in numbers(record, ABOUT).items():
                 of_module = values.setdefault((record["hook"], record["mode"], name), {})
@@ -71,7 +72,7 @@ def _last_means(folder: Path, order: dict[str, dict[str, None]]) -> dict[Statist
 
 def _charts(
     title: str, name: str, by_job: Mapping[str, Mapping[str, float]], modules: Sequence[str], room: int
-) -> Iterator[Figure]:
+) -> list[Figure]:
     """Charts with a line for each job, the best ones first; beyond `room` lines they are folded."""
     curves = list[Series]()
     for label, means in by_job.items():
@@ -79,8 +80,5 @@ def _charts(
         curves.append(Series(label, places, [means[modules[place]] for place in places]))
     names = list(map(module_name, modules))
     order = "the best jobs come first"
-    for figure in charts(
-        title, curves, len(curves), x="module", y=name, noun="job", order=order, labels=names
-    ):
-        room -= curves_in([figure])
-        yield replace(figure, folded=room < 0)
+    drawn = charts(title, curves, len(curves), x="module", y=name, noun="job", order=order, labels=names)
+    return fold(drawn, room)

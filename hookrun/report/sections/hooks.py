@@ -14,15 +14,25 @@ from typing import Any
 from hookrun.errors import counted, printable, shortened
 from hookrun.report.captures import MOST_VIEWS, CaptureView, place, view_capture
 from hookrun.report.changed_share import NOTHING_CHANGED, ChangedShare, changed_share
-from hookrun.report.curves import MOST_CHARTS, MOST_OPEN, Record, curves_in, is_measured, recorded, statistics
-from hookrun.report.curves import over_steps as over_steps
+from hookrun.report.curves import (
+    MOST_CHARTS,
+    MOST_OPEN,
+    Marks,
+    Record,
+    curves_in,
+    fold,
+    is_measured,
+    over_steps,
+    recorded,
+    statistics,
+)
 from hookrun.report.distributions import distributions, quantiles_of
 from hookrun.report.draw.charts import Figure
 from hookrun.report.draw.text import module_name
 from hookrun.report.facts import MOST_HOOKS, MOST_SAMPLES, RunData, on_parameters
 from hookrun.report.sample_layers import NO_SAMPLES, SampleChooser, sample_layers
 from hookrun.report.sections import metrics
-from hookrun.report.trips import marks_of
+from hookrun.report.trips import marks_by_curve
 from hookrun.store.captures.read import StoredCapture
 from hookrun.store.records import grouped
 
@@ -89,12 +99,19 @@ def build(facts: RunData) -> list[HookView]:
     names.sort(key=lambda name: order.get(name, len(order)))
     views = list[HookView]()
     pictures = max(OPEN_DISTRIBUTIONS, MOST_DISTRIBUTIONS // max(len(records), 1))
+    marks = marks_by_curve(facts)
     for name in names:
         view = HookView(name, order=order.get(name, -1))
-        _add_records(view, facts, records.get(name, []), pictures)
+        _add_records(view, facts, records.get(name, []), pictures, marks)
         _add_pictures(view, facts, captured.get(name, []), share if name in drawn else 0)
         views.append(view)
-    _fold(views, MOST_OPEN - curves_in(metrics.build(facts) or ()))
+    room = MOST_OPEN - curves_in(metrics.build(facts) or ())
+    for view in sorted(
+        views, key=lambda view: not any('class="trip"' in each.picture for each in view.figures)
+    ):
+        room -= curves_in(view.changed.figures)
+        view.figures = fold(view.figures, room)
+        room -= curves_in(view.figures)
     predicted = grouped(facts.predicted, attrgetter("hook"))
     for captures in list(predicted.values())[:MOST_VIEWS]:
         view = HookView("predictions", "what the model predicted", left=captures[share:])
@@ -104,8 +121,10 @@ def build(facts: RunData) -> list[HookView]:
     return [view for view in views if not view.is_empty]
 
 
-def _add_records(view: HookView, facts: RunData, records: Sequence[dict[str, Any]], most: int) -> None:
-    """Add what a hook recorded, with at most so many distributions, and draw them."""
+def _add_records(
+    view: HookView, facts: RunData, records: Sequence[dict[str, Any]], most: int, marks: Marks
+) -> None:
+    """Draw what a hook recorded, with at most so many distributions, and with the marks of its curves."""
     hook = facts.planned.get(view.name)
     if hook is not None:
         noun = "parameter" if on_parameters(hook.hook) else "module"
@@ -114,8 +133,13 @@ def _add_records(view: HookView, facts: RunData, records: Sequence[dict[str, Any
         view.places = {match.path: place for place, match in enumerate(hook.targets)}
     view.lines = list(as_lines(records))
     measured = list(filter(is_measured, records))
-    are_gradients = facts.sees_gradients(view.name)
-    figures = statistics(measured, view.places, are_gradients=are_gradients, marks=marks_of(view.name, facts))
+    figures = statistics(
+        measured,
+        view.places,
+        are_gradients=facts.sees_gradients(view.name),
+        hook_type=hook.hook if hook is not None else None,
+        marks=marks,
+    )
     view.figures = list(islice(figures, MOST_CHARTS))
     pictures = distributions(measured, view.places, quantiles_of(hook), most)
     for number, figure in enumerate(pictures):
@@ -132,22 +156,6 @@ def _add_pictures(view: HookView, facts: RunData, captures: list[StoredCapture],
     norms = {place(drawn.capture): drawn.norms for drawn in view.views if drawn.norms is not None}
     if norms:
         view.figures += over_steps("norm of the captured gradient", norms, "step", "norm", by_layer=True)
-
-
-def _fold(views: Sequence[HookView], room: int) -> None:
-    """Fold the figures for whose curves there is no room on the page: by turns of the hooks, the marked ones first."""
-    turns = list[tuple[bool, int, HookView]]()
-    for view in views:
-        room -= curves_in(view.changed.figures)
-        for turn, figure in enumerate(view.figures):
-            turns.append(('class="trip"' not in figure.picture, turn, view))
-    turns.sort(key=itemgetter(0, 1))
-    for _, turn, view in turns:
-        count = curves_in([view.figures[turn]])
-        if count > max(room, 0):
-            view.figures[turn] = replace(view.figures[turn], folded=True)
-        else:
-            room -= count
 
 
 def _samples(facts: RunData) -> dict[str, Any] | None:

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
 
+from hookrun.report.curves import MOST_MARKS, Mark, fold
 from hookrun.report.draw.charts import Figure, Series, lines
 from hookrun.report.draw.text import number
 from hookrun.report.facts import RunData
 from hookrun.report.lines import is_place, numbers
-from hookrun.report.trips import loss_marks
+from hookrun.report.trips import mark
 from hookrun.store.objective import Direction, direction_of, is_loss
 from hookrun.store.scores import ABOUT, Line, is_batch, is_part
 
@@ -49,12 +50,8 @@ def curves_of(facts: RunData) -> dict[str, Curves]:
 
 def chart(name: str, curves: Curves, facts: RunData) -> Figure:
     """A chart of a metric; rules over time mark the training loss."""
-    series = _series(curves)
-    if name == "loss":
-        at_steps = ("train", ("train", True) in curves)
-        for place, key in enumerate(curves):
-            if key == at_steps:
-                series[place] = replace(series[place], marks=loss_marks(facts))
+    trips = [trip for trip in facts.trips if trip.get("of") == name == "loss" and trip["mode"] == "train"]
+    series = _series(curves, list(map(mark, trips[:MOST_MARKS])))
     return lines(name, series[:MOST_CURVES], x="step", y=name)
 
 
@@ -65,18 +62,16 @@ def build(facts: RunData) -> list[Figure] | None:
     """
     by_name = curves_of(facts)
     figures = list[Figure]()
-    room = MOST_OPEN_CURVES
     for name in sorted(by_name, key=lambda name: (_PLACES.get(name, 9), name)):
         heights = [ys for _, ys in by_name[name].values()]
         is_constant = name == "lr" and len(set(chain.from_iterable(heights))) == 1
         if max(map(len, heights)) > 1 and not is_constant:
-            room -= len(heights)
-            figures.append(replace(chart(name, by_name[name], facts), folded=room < 0))
-    return figures[:MOST_FIGURES] or None
+            figures.append(chart(name, by_name[name], facts))
+    return fold(figures[:MOST_FIGURES], MOST_OPEN_CURVES) or None
 
 
-def _series(curves: Curves) -> list[Series]:
-    """The curves of a metric; those of single batches are thin beside means."""
+def _series(curves: Curves, marks: Sequence[Mark]) -> list[Series]:
+    """The curves of a metric; those of single batches are thin beside means. Marks are of the training's steps."""
     has_means = any(not of_batches for _, of_batches in curves)
     series = list[Series]()
     for (split, of_batches), (xs, ys) in curves.items():
@@ -84,6 +79,8 @@ def _series(curves: Curves) -> list[Series]:
             series.append(Series(f"{split}, single batches", xs, ys, thin=True))
         else:
             series.append(Series(split, xs, ys))
+        if (split, of_batches) == ("train", ("train", True) in curves):
+            series[-1] = replace(series[-1], marks=marks)
     return series
 
 

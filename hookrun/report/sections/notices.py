@@ -31,7 +31,7 @@ def failed_checks(facts: RunData) -> list[dict[str, Any]]:
     last_good: the last module before it in the same pass at which the check passed, with its class; "" if there is none
     times:     how often it failed there
     rule:      of a statistic, ``max``; "" for a check of elements
-    units:     the numbers of the units that broke the rule
+    units:     the numbers of the units that broke the rule last
     """
     failures = dict[tuple[str, str, str], list[dict[str, Any]]]()
     for record in facts.stats.records:
@@ -42,9 +42,7 @@ def failed_checks(facts: RunData) -> list[dict[str, Any]]:
     rows = list[dict[str, Any]]()
     for (hook, module, rule), records in failures.items():
         first = records[0]
-        units = set[int]()
-        for record in records:
-            units.update(filter(is_place, _listed(record.get("units"))))
+        units = records[-1].get("units")
         rows.append(
             {
                 "hook": hook,
@@ -55,7 +53,7 @@ def failed_checks(facts: RunData) -> list[dict[str, Any]]:
                 "step": first["step"],
                 "last_step": records[-1]["step"],
                 "rule": rule,
-                "units": sorted(units),
+                "units": list(filter(is_place, units)) if isinstance(units, list) else [],
                 "mode": first["mode"],
                 "times": len(records),
                 "policy": str(first.get("policy") or ""),
@@ -63,10 +61,6 @@ def failed_checks(facts: RunData) -> list[dict[str, Any]]:
             }
         )
     return rows
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 def _message(record: dict[str, Any]) -> str:

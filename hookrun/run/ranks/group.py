@@ -29,7 +29,9 @@ _FAILED = "failed"
 _PRESENT = "present/{}"
 _LEFT = "left/{}"
 _ROLL_CALL = 3.0
-"""Seconds in which the other ranks must answer after a rank has lost contact, and leave after one has failed."""
+"""Seconds in which the other ranks must answer after a rank has lost contact, and leave after that."""
+_TOLD = 20.0
+"""Seconds in which the other ranks must leave after this one, which has not lost contact, told them why it failed."""
 _LET_GO = 1.0
 """Seconds to wait until no thread holds the tensors of a collective."""
 _MOST_TEXT = 4000
@@ -61,6 +63,7 @@ class RankGroup(Ranks):
         self.rank = rank
         self.size = size
         self.failed = False
+        self._time_to_leave = _ROLL_CALL
         self._store = store
 
     def total(self, values: Sequence[float]) -> list[float]:
@@ -150,6 +153,7 @@ class RankGroup(Ranks):
         if not isinstance(error, HookrunError | KeyboardInterrupt):
             text = f"{type(error).__name__}: {text}"
         failure = {"rank": self.rank, "text": text[:_MOST_TEXT], "code": getattr(error, "exit_code", 1)}
+        self._time_to_leave = _TOLD
         with suppress(Exception):  # the store belongs to rank 0 or torchrun, which may have ended
             self._store.compare_set(_FAILED, "", json.dumps(failure))
 
@@ -189,7 +193,7 @@ class RankGroup(Ranks):
         if self.rank or os.environ.get(_STORE_OF_TORCHRUN) == "True":
             return
         names = [_LEFT.format(rank) for rank in range(1, self.size)]
-        end = time.monotonic() + _ROLL_CALL
+        end = time.monotonic() + self._time_to_leave
         while not self._store.check(names) and time.monotonic() < end:
             time.sleep(0.01)
 

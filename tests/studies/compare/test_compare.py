@@ -22,6 +22,7 @@ from hookrun.cli import main
 from hookrun.compare import main as compare
 from hookrun.store.format import differences
 from hookrun.store.reader import Run
+from hookrun.studies.compare.comparison import differing
 from hookrun.studies.compare.comparison.rows import measured
 
 SMALL = ("compute.device=cpu", "compute.threads=1")
@@ -82,6 +83,18 @@ def test_of_an_empty_mapping_the_keys_of_the_other_one_differ() -> None:
         ("args.size", None, 2)
     ]
     assert list(differences({"args": {}}, {"args": 3})) == [("args", {}, 3)]
+
+
+def test_lists_of_statistics_differ_by_their_items() -> None:
+    bins = {"counts": [1, 2], "edges": [0.0, 0.5, 1.0]}
+    before = {"h": {"mean": [1.0, 2.0], "quantiles": [[0.1, math.nan]], "histogram": [bins, bins]}}
+    near = {"counts": [1, 2], "edges": [0.0, 0.5, 1.0001]}
+    now = {"h": {"mean": [1.0001, 2.0], "quantiles": [[0.1, math.nan]], "histogram": [bins, near]}}
+    assert differing(before, now, 1e-3) == []
+    exact = [(row["key"], row["run"], row["other"]) for row in differing(before, now)]
+    assert exact == [("h.mean[0]", 1.0, 1.0001), ("h.histogram[1].edges[2]", 1.0, 1.0001)]
+    (row,) = differing(before, {"h": {**before["h"], "mean": [1.0]}}, 1e-3)
+    assert row == {"key": "h.mean", "run": [1.0, 2.0], "other": [1.0]}
 
 
 def test_whole_sequences_are_compared_token_by_token(executed: Any, tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def histogram_of(name: str, value: Any) -> tuple[list[int], list[float]] | None:
     """
     if name == "histogram" and isinstance(value, Mapping) and math.isfinite(value["edges"][0]):
         return value["counts"], value["edges"]
-    if name == "counts" and isinstance(value, list) and isinstance(value[0], int):
+    if name == "counts" and isinstance(value, list) and value and isinstance(value[0], int):
         return value, list(map(float, range(len(value) + 1)))
     return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -117,3 +118,24 @@ def test_records_are_shown_as_far_as_they_have_numbers(tmp_path: Path) -> None:
     assert found.Histograms("h/root[0].complex/eval")[0].histogram_value.sum == 5
     assert found.Tags()["scalars"] == ["h/root[0]/mean/eval", "h/root[0]/count/eval"]
     assert scalars(found, "h/root[0]/mean/eval") == [(12, 0.5)]
+
+
+def test_histograms_and_counts_are_histograms(tmp_path: Path) -> None:
+    logger = TensorBoard(LoggedRun(tmp_path, {}))
+    about = {"hook": "h", "module": "fc", "path": "", "action": "stats", "mode": "train", "step": 3}
+    bins = {"counts": [1, 0, 3], "edges": [-1.0, 0.0, 1.0, 2.0]}
+    logger.record({**about, "histogram": bins, "counts": [5, 2], "quantiles": [0.1, 0.2], "mean": [0.5, 0.5]})
+    nothing = {"counts": [0], "edges": [math.nan, math.nan]}
+    logger.record({**about, "module": "none", "histogram": nothing, "counts": [[1, 2], [3, 4]]})
+    logger.record({**about, "module": "channels", "histogram": [bins, bins]})
+    logger.close(failed=False)
+    found = events(tmp_path)
+    assert set(found.Tags()["histograms"]) == {"h/fc/histogram/train", "h/fc/counts/train"}
+    assert found.Tags()["scalars"] == []
+    (event,) = found.Histograms("h/fc/histogram/train")
+    seen = event.histogram_value
+    assert event.step == 3
+    assert (seen.min, seen.max, seen.num, seen.sum) == (-1, 2, 4, 4)
+    assert list(zip(seen.bucket_limit, seen.bucket, strict=True)) == [(0, 1), (1, 0), (2, 3)]
+    (event,) = found.Histograms("h/fc/counts/train")
+    assert list(event.histogram_value.bucket) == [5, 2]

@@ -38,6 +38,9 @@ class Library(SimpleNamespace):
     def Settings(self, **keys: Any) -> dict[str, Any]:
         return keys
 
+    def Histogram(self, *, np_histogram: Any) -> Any:
+        return np_histogram
+
     def init(self, **keys: Any) -> Any:
         self.asked = keys
         return SimpleNamespace(
@@ -70,6 +73,17 @@ def test_it_tells_nothing_of_the_machine(library, tmp_path, monkeypatch) -> None
         private = dict.fromkeys(("disable_git", "x_disable_meta", "x_disable_machine_info"), True)
         assert {**private, "save_code": False}.items() <= asked["settings"].items()
     assert "WANDB_ERROR_REPORTING" not in os.environ
+
+
+def test_histograms_of_statistics_are_logged(library: Library, tmp_path: Path) -> None:
+    logger = WeightsAndBiases(LoggedRun(tmp_path, {}))
+    library.told.clear()
+    logger.reached = 10
+    about = {"hook": "h", "module": "", "path": "[0]", "action": "stats", "mode": "eval", "step": 2}
+    logger.record({**about, "mean": 0.5, "counts": [5, 2], "quantiles": [0.1]})
+    logger.record({**about, "counts": [1] * 513})  # more bins than wandb takes
+    edges = [0.0, 1.0, 2.0]
+    assert library.told == [{"h/root[0]/counts/eval": ([5, 2], edges), "step": 12}]
 
 
 def test_metrics_have_their_step(library: Library, tmp_path: Path) -> None:
