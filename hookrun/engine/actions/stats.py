@@ -26,13 +26,12 @@ from hookrun.engine.actions.statistics import (
     sizes_of,
     statistics,
 )
+from hookrun.engine.actions.statistics import Statistic as Wanted
 from hookrun.engine.values.tensors import elements, is_integer, require_whole
 from hookrun.errors import listed
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from hookrun.engine.actions.statistics import Statistic as Wanted
 
 Statistic = Name
 DEFAULT: tuple[Statistic, ...] = ("mean", "std", "min", "max", "norm")
@@ -127,37 +126,39 @@ class Stats(Action):
         return f"computes {listed(lacking)}, which a graph cannot: leave it out of `of`" if lacking else None
 
     def halves(self, site: HookSite) -> Halves:
-        """The numbers of each row, and whether the tensor has integers; of an empty tensor how many rows there are."""
+        """The numbers of each row, and behind them whether they are of integers; of an empty tensor how many rows."""
         import torch
 
         wanted = statistics(self.of)
+        measured = (*wanted, Wanted("is integer", _is_of_integers))
         dim = self.dim
         read = partial(_read, wanted, dim)
 
         def measure(x: Tensor) -> Tensor:
-            last = float(is_integer(x))
             if not x.numel():
-                last = 0.0 if dim is None else float(x.shape[dim])
-            kind = torch.full([1], last, dtype=torch.float64, device=x.device)
-            if not x.numel():
-                return kind
-            return torch.cat([numbers_of(rows_of(x.detach(), dim), wanted).flatten(), kind])
+                rows = 1 if dim is None else x.shape[dim]
+                return torch.full([1], rows, dtype=torch.float64, device=x.device)
+            return numbers_of(rows_of(x.detach(), dim), measured).flatten()
 
         return Halves(measure, lambda numbers: site.emit(read(numbers.tolist())), read)
 
 
+def _is_of_integers(rows: Rows) -> Tensor:
+    return rows.flat.new_full(rows.flat.shape[:1], not rows.flat.is_floating_point())
+
+
 def _read(wanted: Sequence[Wanted], dim: int | None, numbers: list[float]) -> dict[str, Any]:
     """What a record holds of the numbers of a compiled graph."""
-    *numbers, last = numbers
-    if not numbers:
-        return _of_nothing(wanted, None if dim is None else int(last))
-    width = count_of(wanted)
+    if len(numbers) == 1:
+        return _of_nothing(wanted, None if dim is None else int(numbers[0]))
+    width = count_of(wanted) + 1
+    is_integer = bool(numbers[-1])
     found = dict[str, Any]()
     begin = 0
     for each in wanted:
         end = begin + (each.length or 1)
         rows = [each.value(numbers[row + begin : row + end]) for row in range(0, len(numbers), width)]
-        if last and each.key in ("min", "max"):
+        if is_integer and each.key in ("min", "max"):
             rows = [int(row) for row in rows]
         found[each.key] = rows[0] if dim is None or each.key in SIZES else rows
         begin = end
@@ -213,7 +214,7 @@ def _measuring(of: tuple[Statistic | Options, ...], dim: int | None, widens: boo
         else:
             rows = rows_of(x, dim)
         rows.update(sizes)
-        found = {each.key: each.define(rows) for each in wanted}
+        found: dict[str, Any] = {each.key: each.define(rows) for each in wanted}
         if forms:
             found[FORMS] = forms
         return found
