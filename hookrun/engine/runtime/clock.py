@@ -172,6 +172,8 @@ class Clock:
     def place(self, step: int) -> None:
         """Set the step. From now on the loop sets it, and optimizers are ignored."""
         self._counted_by_hand = True
+        if step != self._step:
+            self.end_step()
         self.step = step
 
     def stepped(self, optimizer: Optimizer, parameters: Sequence[Tensor]) -> None:
