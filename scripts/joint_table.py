@@ -35,6 +35,7 @@ PARAMETERS: dict[str, list[dict[str, Any]]] = {
     "check": [{"max": 0.1, "policy": "warn"}],
     "clamp": [{"min": -0.02, "max": 0.02}],
     "clip_norm": [{"max_norm": 0.01}],
+    "expert_load": [{}],
     "fill": [{"value": 0.1}],
     "flip_bits": [{"count": 2, "bits": [18, 20]}],
     "linear": [{}],
@@ -45,6 +46,13 @@ PARAMETERS: dict[str, list[dict[str, Any]]] = {
     "stats": [{}],
 }
 """The parameters of actions whose example does not fit the small network, or that have more than one row."""
+
+SELECTED = {
+    ("drop_expert", "forward_pre"): "experts",
+    ("drop_expert", "forward"): "router",
+    ("expert_load", "forward"): "router",
+}
+"""(action, hook type) -> the module of the network that is hooked, where it is not the block's first layer."""
 
 ELSEWHERE = {("python", "apply"): {"function": "hookrun.examples:shrink"}}
 """(action, hook type) -> other parameters for this hook type."""
@@ -87,7 +95,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Row:
-    """One hook on the block's first layer."""
+    """One hook on the block's first layer, or on the module that its action is made for."""
 
     action: str
     hook: str
@@ -99,9 +107,18 @@ class Row:
         return f"`{self.action}`" + (" (trainable)" if self.parameters.get("trainable") else "")
 
     @property
+    def select(self) -> str:
+        """The module of the network that is hooked."""
+        return SELECTED.get((self.action, self.hook), "block.0")
+
+    def network(self, *, checkpointed: bool = False) -> Network:
+        """The network that is trained."""
+        return Network(checkpointed=checkpointed, mixed=self.select != "block.0")
+
+    @property
     def spec(self) -> dict[str, Any]:
         """The `hooks` section of an experiment."""
-        return {"h": {"select": "block.0", "hook": self.hook, "action": self.action, **self.parameters}}
+        return {"h": {"select": self.select, "hook": self.hook, "action": self.action, **self.parameters}}
 
     @property
     def of_rows(self) -> bool:
@@ -109,19 +126,53 @@ class Row:
         return HOOK_TYPES[self.hook].sees_batch
 
 
-class Network(nn.Module):
-    """A block and a head. checkpointed: with activation checkpointing of the block."""
+class Router(nn.Linear):
+    """Chooses two of four experts."""
 
-    def __init__(self, *, checkpointed: bool = False) -> None:
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
+        """[B, 8] -> scores [B, 4], weights [B, 2] and indices [B, 2]."""
+        scores = super().forward(x)
+        weights, indices = scores.softmax(-1).topk(2)
+        return scores, weights, indices
+
+
+class Experts(nn.Module):
+    """Four linear maps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 8, 8) / 8)
+
+    def forward(self, x: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
+        """[B, 8] -> the weighted sum of what the chosen ones return, [B, 8]."""
+        of_all = torch.zeros(len(x), 4, device=x.device, dtype=weights.dtype).scatter(1, indices, weights)
+        return torch.einsum("bi,eio,be->bo", x, self.weight, of_all)
+
+
+class Network(nn.Module):
+    """A block and a head.
+
+    checkpointed: with activation checkpointing of the block
+    mixed:        with a mixture of experts between the two
+    """
+
+    def __init__(self, *, checkpointed: bool = False, mixed: bool = False) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.block = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
         self.head = nn.Linear(8, 3)
+        self.mixed = mixed
+        if mixed:
+            self.router = Router(8, 4)
+            self.experts = Experts()
         self.checkpointed = checkpointed
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, 8] -> [B, 3]."""
         hidden = checkpoint(self.block, x, use_reentrant=False) if self.checkpointed else self.block(x)
+        if self.mixed:
+            _, weights, indices = self.router(hidden)
+            hidden = hidden + self.experts(hidden, indices, weights)
         found: Tensor = self.head(hidden)
         return found
 
@@ -154,7 +205,7 @@ _PLANS = dict[str, tuple[nn.Module, ResolvedPlan]]()
 
 def _planned(row: Row) -> tuple[nn.Module, ResolvedPlan]:
     if (key := repr(row.spec)) not in _PLANS:
-        model = Network()
+        model = row.network()
         _PLANS[key] = model, hookrun.compile({"hooks": row.spec}, model)
     return _PLANS[key]
 

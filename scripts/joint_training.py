@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from joint_table import COLUMNS, DIFFERS, REFUSED, Column, Network, Row, rows, says
+from joint_table import COLUMNS, DIFFERS, REFUSED, Column, Row, rows, says
 from torch import Tensor, distributed
 from torch.nn.parallel import DistributedDataParallel
 
@@ -32,7 +32,7 @@ def trained(row: Row, column: Column, rank: int, *, sharded_first: bool = False)
 
     sharded_first: shard the model before the hooks are installed
     """
-    model = Network(checkpointed=column.checkpointed)
+    model = row.network(checkpointed=column.checkpointed)
     plan = hookrun.compile({"hooks": row.spec}, model)
     wrap = Fsdp(wrap=parse_selector("block"))
     if sharded_first:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from joint_outcomes import assert_equal, refusal, trained
-from joint_table import Network, Row, rows
+from joint_table import Row, rows
 
 EVERY = {"when": {"step": {"every": 2}}}
 PART = {"index": "..., 0:2", **EVERY}
-OF_WHOLE = {"linear", "project"}
-"""Actions whose parameters have the size of the whole tensor."""
+OF_WHOLE = {"linear", "project", "expert_load"}
+"""Actions whose parameters have the size of the whole tensor, or that see scores of all experts."""
 
 
 def spec_of(row: Row, keys: dict[str, object]) -> dict[str, dict[str, object]]:
@@ -18,7 +18,7 @@ def spec_of(row: Row, keys: dict[str, object]) -> dict[str, dict[str, object]]:
 
 
 def is_taken(row: Row, keys: dict[str, object]) -> bool:
-    return refusal(spec_of(row, keys), Network()) is None
+    return refusal(spec_of(row, keys), row.network()) is None
 
 
 IN_PART = [(row, PART) for row in rows() if row.action not in OF_WHOLE and is_taken(row, PART)]
@@ -38,5 +38,5 @@ def test_most_rows_take_a_part() -> None:
 )
 def test_a_hook_does_the_same_as_on_the_cpu(row: Row, keys: dict[str, object], device: torch.device) -> None:
     spec = spec_of(row, keys)
-    found = trained(Network(), spec, device)
-    assert_equal(found, trained(Network(), spec, device if row.action == "noise" else "cpu"))
+    found = trained(row.network(), spec, device)
+    assert_equal(found, trained(row.network(), spec, device if row.action == "noise" else "cpu"))

@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 from joint_outcomes import assert_equal, trained
-from joint_table import Network, Row, rows
+from joint_table import Row, rows
 
 import hookrun
 
 
 @pytest.mark.parametrize("row", list(rows()), ids=lambda row: f"{row.action}-{row.hook}")
 def test_a_hook_does_the_same_as_on_the_cpu(row: Row, device: torch.device) -> None:
-    found = trained(Network(), row.spec, device)
+    found = trained(row.network(), row.spec, device)
     assert sum(found["fired"].values()) > 0
     # noise is drawn on the device, from a generator that gives other numbers than the CPU's
-    assert_equal(found, trained(Network(), row.spec, device if row.action == "noise" else "cpu"))
+    assert_equal(found, trained(row.network(), row.spec, device if row.action == "noise" else "cpu"))
 
 
 def test_noise_is_drawn_on_the_device_with_the_asked_deviation(device: torch.device) -> None:

@@ -53,7 +53,7 @@ def spec_of(row: Row, **keys: Any) -> dict[str, dict[str, Any]]:
     return {"h": {**row.spec["h"], "select": ON_BOTH, **keys}}
 
 
-DRAWS_NOTHING = [row for row in rows() if row.action != "noise"]
+DRAWS_NOTHING = [row for row in rows() if row.action != "noise" and row.select == "block.0"]
 BY_SAMPLE = [
     row
     for row in DRAWS_NOTHING

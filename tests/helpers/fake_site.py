@@ -27,10 +27,7 @@ def _softened(value: Tensor, temperature: float = 1.0) -> Tensor:
 
 
 class FakeSite:
-    """emitted: (path, record) of every record; kept: captured values; verdicts: (ok, message, policy) of checks.
-
-    judged: the numbers of statistics that checks let rules judge
-    """
+    """emitted: (path, record) of every record; kept: captured values; verdicts: (ok, message, policy) of checks."""
 
     def __init__(
         self,
@@ -43,14 +40,13 @@ class FakeSite:
         self.hook_name, self.hook_type, self.path = "h", FORWARD, "fc"
         self.seed = 5
         self.reads_arguments = self.reads_before = self.stores_rows = False
-        self.before: Tensor | None = None
+        self.before: Tensor | None = torch.zeros(())
         self.module = module if module is not None else nn.Identity()
         self.args = args
         self.values = values or {}
         self.bias = nn.Parameter(torch.zeros(()))
         self.emitted = list[tuple[str | None, dict[str, Any]]]()
         self.kept = list[Any]()
-        self.judged = list[Tensor]()
         self.verdicts = list[tuple[Tensor, str, str]]()
 
     def constant(self, field: str) -> Callable[[Tensor], Tensor]:
@@ -149,7 +145,7 @@ class FakeSite:
         return rules
 
     def judge(self, numbers: Tensor, rules: Rules, policy: str) -> None:
-        self.judged.append(numbers)
+        self.emitted.append((None, {"numbers": numbers}))
 
     def check_result(self, ok: Tensor, message: str, policy: str, least: Tensor, largest: Tensor) -> None:
         self.verdicts.append((ok, message, policy))

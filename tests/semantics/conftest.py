@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from joint_table import ELSEWHERE, parameters_of
 
-from hookrun.engine.actions import actions
+from hookrun.engine.actions import Action, actions
 from hookrun.engine.hook_types import HOOK_TYPES
 
 OWN = {"add_parameter": {"name": "extra", "shape": [3]}, "project": {"direction": [1, 2, 2]}}
@@ -15,12 +15,12 @@ OWN = {"add_parameter": {"name": "extra", "shape": [3]}, "project": {"direction"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`alone`: the configuration of one hook, without `select`."""
+    """`alone`: the configuration of one hook, without `select`, with an action on tensors of any kind."""
     if "alone" in metafunc.fixturenames:
         hooks = []
         for name, action in sorted(actions().items()):
             for hook, kind in HOOK_TYPES.items():
-                if kind in action.hook_types:
+                if kind in action.hook_types and action.reading is Action.reading:
                     keys = OWN.get(name) or ELSEWHERE.get((name, hook)) or parameters_of(name)[0]
                     hooks.append({"hook": hook, "action": name, **keys})
         names = [f"{hook['action']}-{hook['hook']}" for hook in hooks]

@@ -153,6 +153,8 @@ class Action(Section):
                  all selected parameters), for which it returns a list; `module`, the module
     uses:        the members `args`, `generator`, `drawn`, `flipped` and `keep` of the site that it uses; for random
                  numbers by `drawn` or `flipped` a row gets the same ones with several ranks as with one
+    finds:       what it looks for in the values of its modules: it stays on those in which the trial run shows it;
+                 empty: it acts on all
     does:        what else it does. `freeze`: its modules' parameters require no gradient afterwards; `skip`: its
                  module's forward is not called; `stop`: nothing after its module is computed; `pack`: a saved tensor
                  is stored in another form, whole
@@ -163,6 +165,7 @@ class Action(Section):
     observes: ClassVar[bool] = False
     scope: ClassVar[Literal["tensor", "value", "together", "module"]] = "tensor"
     uses: ClassVar[Collection[str]] = ()
+    finds: ClassVar[str] = ""
     does: ClassVar[Literal["freeze", "skip", "stop", "pack"] | None] = None
 
     @abstractmethod
@@ -174,6 +177,20 @@ class Action(Section):
 
     def halves(self, site: HookSite) -> Halves | None:
         """The same as `build` gives, for an observer that a compiled graph can contain; None for any other action."""
+        return None
+
+    def taken(self, value: Any) -> Sequence[Tensor] | None:
+        """With the scope `together`: the tensors of a value that the action gets; None: all of floating point.
+
+        It gets them in the value's order, and returns None for one that stays. Raises Absent if they are not there.
+        """
+        return None
+
+    def reading(self, value: Any, module: Module) -> str | None:
+        """Which tensors of a value the action takes, for the plan; None: there is nothing to tell.
+
+        Raises Absent if they are not there.
+        """
         return None
 
     @property
@@ -203,6 +220,10 @@ class Action(Section):
 
         parameters: names of the module's own parameters, including those that earlier hooks will add
         """
+        return None
+
+    def count_of(self, key: str, module: Module) -> int | None:
+        """How many values from 0 on the parameter `key` may take at a module; None: they cannot be counted."""
         return None
 
     # ---- known from the declarations and from the types of the fields -------------------------------------------
@@ -303,6 +324,10 @@ class Action(Section):
 def _names_of(action: type[Action], meaning: Meaning) -> tuple[str, ...]:
     """The names of the fields with this meaning."""
     return tuple(name for name, field in action.model_fields.items() if meaning in field.metadata)
+
+
+class Absent(ValueError):
+    """A value does not have what an action takes from it."""
 
 
 @dataclass(slots=True, eq=False)

@@ -12,7 +12,7 @@ from pydantic import Discriminator, Field, model_validator
 from pydantic import Tag as Kind
 
 from hookrun.engine.actions.base import Action, Edit, Halves, HookSite
-from hookrun.engine.actions.fields import Count, Finite, Number, Policy, check_order
+from hookrun.engine.actions.fields import Count, Finite, Number, OneOf, Policy, check_order
 from hookrun.engine.actions.rules import Rules
 from hookrun.engine.actions.statistics import (
     INTEGER,
@@ -27,7 +27,6 @@ from hookrun.engine.actions.statistics import (
     statistic,
 )
 from hookrun.engine.hook_types import FORWARD, OPTIMIZER_STEP_POST, HookType
-from hookrun.engine.validation import Section
 from hookrun.engine.values.tensors import elements, is_integer, nearest_finite, widened
 from hookrun.errors import listed
 
@@ -63,7 +62,7 @@ _GOES_WITH = {
 _EXAMPLES = {"of": "of: norm", "dim": "dim: 1", "over": "over: {steps: 50}"}
 
 
-class Over(Section):
+class Over(OneOf):
     """`over: {steps: 50}`: the length of the window."""
 
     steps: Count

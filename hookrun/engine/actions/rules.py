@@ -60,9 +60,9 @@ class Rules:
             )
 
     def judge(self, record: dict[str, Any]) -> list[dict[str, Any]]:
-        """The record of each rule that is broken now and was not a step ago, or by more units; at firings, else, one.
+        """A record of each rule that a unit has begun to break; of a firing that is judged by itself, else one.
 
-        record: what begins each of them, and `numbers` [R], a float64 tensor on the CPU
+        record: how each of them begins, and `numbers` [R], a float64 tensor on the CPU
         """
         numbers = record.pop("numbers").numpy()
         del record["judge"]
@@ -72,27 +72,26 @@ class Rules:
             place = record["mode"], record["path"], record["call"]
             window = self._windows.setdefault(place, Window(self.steps, len(numbers)))
         failures = list[dict[str, Any]]()
-        for name, units in window.newly_broken(self.bounds, numbers):
-            if name == NOT_FINITE or units.mean() >= self.share:
-                failures.append({**record, **self._failure(name, numbers, units, record["step"])})
+        for name, units in window.begins_to_break(self.bounds, numbers):
+            if name == NOT_FINITE or len(units) >= self.share * len(numbers):
+                failures.append({**record, **self._failure(name, units, numbers, record["step"])})
         if failures or self.steps is not None:
             return failures
         return [{**record, "ok": True}]
 
-    def _failure(self, name: str, numbers: NDArray[Any], broken: NDArray[Any], step: int) -> dict[str, Any]:
-        """What the record of a broken rule says. broken: [R] bool, the units that break it"""
+    def _failure(self, name: str, units: list[int], numbers: NDArray[Any], step: int) -> dict[str, Any]:
+        """What the record of a broken rule says."""
         rule = next(iter(self.bounds)) if name == NOT_FINITE else name
-        units = broken.nonzero()[0].tolist()
         found = numbers[units].tolist()
-        subject = self.of
+        of = self.of
         shown = f"found {found[0]:.6g}"
         if self.dim is not None:
-            subject = f"{self.of} of {len(units)} of {counted(len(numbers), 'unit')} (dim {self.dim})"
+            of = f"{of} of {len(units)} of {counted(len(numbers), 'unit')} (dim {self.dim})"
             more = ", …" if len(units) > _SHOWN else ""
             shown = f"units {', '.join(map(str, units[:_SHOWN]))}{more}"
         failure = {
             "ok": False,
-            "message": f"{subject} {self._said(name)}, step {step}: {shown}",
+            "message": f"{of} {self._said(name)}, step {step}: {shown}",
             "least": min(found),
             "largest": max(found),
             "of": self.of,
@@ -123,19 +122,21 @@ class Rules:
         }[name]
 
     def state_dict(self) -> dict[str, Any]:
-        """The windows, each with its place."""
+        """The windows, as plain values and tensors."""
         windows = list[dict[str, Any]]()
         for place, window in self._windows.items():
-            windows.append({"place": list(place), **window.state_dict()})
+            content = {"numbers": window.numbers.clone(), "seen": window.seen, "broken": dict(window.broken)}
+            windows.append({"place": list(place), **content})
         return {"windows": windows}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`."""
         for saved in state["windows"]:
-            window = Window(*saved["numbers"].shape)
-            window.load_state_dict(saved)
             mode, path, call = saved["place"]
-            self._windows[mode, path, call] = window
+            window = self._windows[mode, path, call] = Window(*saved["numbers"].shape)
+            window.numbers.copy_(saved["numbers"])
+            window.seen = saved["seen"]
+            window.broken.update(saved["broken"])
 
 
 class Window:
@@ -143,69 +144,48 @@ class Window:
 
     numbers: [steps, R] float64; the row of a step is written over that of the step which leaves the window
     seen:    how many steps there were
-    broken:  rule -> [R] bool, the units that broke it in the last step in which it was judged
+    broken:  rule -> the units that broke it in the last step in which it was judged
     """
 
     def __init__(self, steps: int, width: int) -> None:
-        import numpy as np
+        import torch
 
-        self.numbers = np.zeros((steps, width))
+        self.numbers = torch.zeros(steps, width, dtype=torch.float64, device="cpu")
+        self._rows = self.numbers.numpy()
         self.seen = 0
-        self.broken: dict[str, NDArray[Any]] = {}
+        self.broken = dict[str, list[int]]()
 
-    @property
-    def _is_full(self) -> bool:
-        return self.seen >= len(self.numbers)
-
-    def newly_broken(
+    def begins_to_break(
         self, bounds: Mapping[str, float], now: NDArray[Any]
-    ) -> Iterator[tuple[str, NDArray[Any]]]:
-        """Add a step; (rule, all units that break it now) for each rule that a unit has begun to break.
+    ) -> Iterator[tuple[str, list[int]]]:
+        """Add a step; (rule, all units that break it now) for each rule that a unit did not break before.
 
-        now: [R], the numbers of the step; one that is not finite leaves the window as it is
+        now: [R], the numbers of the step; if one is not finite, the window stays as it is
         """
-        for name, units in self._broken(bounds, now).items():
-            before = self.broken.get(name)
+        for name, broken in self._broken(bounds, now):
+            units = broken.nonzero()[0].tolist()
+            before = self.broken.get(name, ())
             self.broken[name] = units
-            if (units if before is None else units & ~before).any():
+            if not set(before).issuperset(units):
                 yield name, units
 
-    def _broken(self, bounds: Mapping[str, float], now: NDArray[Any]) -> dict[str, NDArray[Any]]:
-        """Rule -> [R] bool, the units that break it, for each rule that can be judged."""
+    def _broken(self, bounds: Mapping[str, float], now: NDArray[Any]) -> Iterator[tuple[str, NDArray[Any]]]:
+        """(rule, [R] bool: the units that break it), for each rule that can be judged."""
         import numpy as np
 
         wrong = ~np.isfinite(now)
-        broken = {NOT_FINITE: wrong}
+        yield NOT_FINITE, wrong
         if wrong.any():
-            return broken
-        if self._is_full:
-            broken |= {
-                name: _EXCEEDS[name](self.numbers, now, bounds[name]) for name in _EXCEEDS.keys() & bounds
-            }
-        self.numbers[self.seen % len(self.numbers)] = now
+            return
+        steps = len(self._rows)
+        for name in _OF_STEPS_BEFORE:
+            if name in bounds and self.seen >= steps:
+                yield name, _OF_STEPS_BEFORE[name](self._rows, now, bounds[name])
+        self._rows[self.seen % steps] = now
         self.seen += 1
-        if self._is_full:
-            broken |= {name: _STAYS[name](self.numbers, bounds[name]) for name in _STAYS.keys() & bounds}
-        return broken
-
-    def state_dict(self) -> dict[str, Any]:
-        """Its content as plain values and tensors."""
-        import torch
-
-        return {
-            "numbers": torch.tensor(self.numbers),
-            "seen": self.seen,
-            "broken": {name: units.nonzero()[0].tolist() for name, units in self.broken.items()},
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Replace its content by a saved one."""
-        import numpy as np
-
-        self.numbers[:] = state["numbers"].numpy()
-        self.seen = state["seen"]
-        for name, units in state["broken"].items():
-            self.broken[name] = np.isin(np.arange(self.numbers.shape[1]), units)
+        for name in _OF_WINDOW:
+            if name in bounds and self.seen >= steps:
+                yield name, _OF_WINDOW[name](self._rows, bounds[name])
 
 
 def _quotient(part: NDArray[Any], whole: NDArray[Any]) -> NDArray[Any]:
@@ -228,10 +208,10 @@ def _stays_same(window: NDArray[Any], bound: float) -> Any:
     return _quotient(window.max(0) - window.min(0), abs(window.mean(0))) < bound
 
 
-_EXCEEDS = {"max_ratio": _ratio_exceeds, "max_zscore": _zscore_exceeds}
+_OF_STEPS_BEFORE = {"max_ratio": _ratio_exceeds, "max_zscore": _zscore_exceeds}
 """Rule -> a function of the steps before [steps, R], the numbers now [R] and the bound: the units that break it."""
 
-_STAYS = {
+_OF_WINDOW = {
     "min": lambda window, bound: (window < bound).all(0),
     "max": lambda window, bound: (window > bound).all(0),
     "min_change": _stays_same,

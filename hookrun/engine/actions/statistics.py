@@ -46,6 +46,9 @@ Name = Literal[
 MOST_NUMBERS = 4096
 """The largest number of numbers in a record."""
 
+MOST_SQUARES = 1 << 18
+"""Elements whose squares are added up in float32 by one call of `dot`, which has few accumulators."""
+
 SIZES = frozenset({"bytes", "numel"})
 """The statistics of the whole tensor that are known without reading it."""
 
@@ -293,6 +296,9 @@ def _norm(rows: Rows) -> Tensor:
     import torch
 
     if rows.flat.is_cpu:  # where torch sums a long row in pairs, and its norm in few accumulators
+        if rows.flat.numel() == rows.n and not torch.compiler.is_compiling():  # one row: memory is read once
+            squares = [part.dot(part) for part in rows.flat.flatten().split(MOST_SQUARES)]
+            return torch.stack(squares).sum().sqrt().reshape(rows.flat.shape[:-1])
         return rows.flat.square().sum(-1).sqrt()
     return torch.linalg.vector_norm(rows.flat, dim=-1)
 

@@ -12,6 +12,7 @@ from pydantic import Field, field_validator
 from hookrun.engine.actions.base import FORMS, Action, Edit, Halves, HookSite, Measured
 from hookrun.engine.actions.statistics import (
     INTEGER,
+    MOST_SQUARES,
     SIZES,
     Items,
     Name,
@@ -37,8 +38,6 @@ Statistic = Name
 DEFAULT: tuple[Statistic, ...] = ("mean", "std", "min", "max", "norm")
 CPU_BLOCK = 1 << 19
 """Elements of a part that stays in the cache while it is read several times."""
-_MOST_SQUARES = 1 << 18
-"""Elements whose squares are added up in float32 by one call of `dot`, which has few accumulators."""
 MOST_LOST = 8
 """The variance is E[x²] - E[x]² if it is more than this part of E[x²]: then the difference loses at most 3 bits.
 Else it is computed around the mean in float64, as where x² is out of range; this takes longer."""
@@ -185,10 +184,11 @@ def _measuring(of: tuple[Statistic | Options, ...], dim: int | None, widens: boo
     wanted = statistics(of)
     names = tuple(each.key for each in wanted)
     has_values = not SIZES.issuperset(names)
+    is_counting = "counts" in names
     forms = {each.key: partial(_in_form, each.value) for each in wanted if each.key == "histogram"}
 
     def measure(x: Tensor, readable: bool = False) -> dict[str, Any]:
-        if has_values and not widens:
+        if is_counting or (has_values and not widens and is_integer(x)):
             require_dtype(x, wanted)
         if x.is_nested and (dim is not None or "entropy" in names):
             raise ValueError(
@@ -258,7 +258,7 @@ def on_cpu(flat: Tensor, names: Collection[str]) -> dict[str, Any]:
     for part in flat.split(CPU_BLOCK):
         total += part.sum().item()
         if squares_wanted:
-            squares += sum(piece.dot(piece).item() for piece in part.split(_MOST_SQUARES))
+            squares += sum(piece.dot(piece).item() for piece in part.split(MOST_SQUARES))
         if extremes_wanted:
             lows.append(part.amin())  # amin and amax together are faster than aminmax
             highs.append(part.amax())

@@ -44,6 +44,7 @@ class Match:
     matched_parameters: on `apply`: the parameters of the module that were matched; empty: the module itself was
     batch:       which dimensions of the tensors that the hook sees follow the batch; None: not known
     captured:    the same of the tensors that it captures, where these are not what it sees
+    reads:       which tensors of the value the action takes, if it tells them by dtype and shape
     """
 
     path: str
@@ -57,6 +58,7 @@ class Match:
     matched_parameters: tuple[str, ...] = ()
     batch: Followers | None = field(default=None, hash=False)
     captured: Followers | None = field(default=None, hash=False)
+    reads: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for plan.json."""
@@ -73,6 +75,8 @@ class Match:
             plain["own"] = list(self.matched_parameters)
         if self.batch is not None:
             plain["batch"] = {path: list(dims) for path, dims in self.batch.items()}
+        if self.reads is not None:
+            plain["reads"] = self.reads
         return plain
 
 
@@ -142,6 +146,11 @@ class PlannedHook(Completed):
         if captured is None and not self.spec.captures_part:
             return self.batch_of(path)
         return BatchDims(captured, self.spec.keys.batch_dim)
+
+    @property
+    def is_found(self) -> bool:
+        """Whether a trial run has shown which tensors the action takes at each of its modules."""
+        return all(match.reads is not None for match in self.matches)
 
     @cached_property
     def _match_at(self) -> dict[str, Match]:

@@ -358,7 +358,7 @@ def _unexpected_matches(hook: HookSpec, matches: Sequence[Match], names: ModelNa
         problem = Problem(f"{hook.where}.select", what, hint)
         problem = names.unmatched(problem, member, on_either or on_parameters)
         yield replace(problem, fix=None)  # `select` holds other members, too
-    if len(matches) in expected:
+    if len(matches) in expected or (matches and hook.action.finds):
         return
     if matches:
         shown = listed([match.path or "(root)" for match in matches], 8)
@@ -373,6 +373,17 @@ def _unexpected_matches(hook: HookSpec, matches: Sequence[Match], names: ModelNa
         hint = f"{names.nearest(selector, on_either or on_parameters)}; `task=modules` lists every path"
         problem = Problem(f"{hook.where}.select", what, hint)
         yield names.unmatched(problem, selector, on_either or on_parameters)
+
+
+def unexpected_finds(plan: ResolvedPlan) -> Iterator[Problem]:
+    """Problems of hooks that look for their modules, and did not find as many as they expect."""
+    for hook in plan.hooks:
+        spec = hook.spec
+        expected = spec.keys.expect
+        if spec.action.finds and hook.is_found and len(hook.matches) not in expected:
+            found = f"{len(hook.matches)} of those that {str(spec.keys.select)!r} matches have {spec.action.finds}"
+            hint = 'name them with `select`, or allow that there are none: expect: ">=0"'
+            yield Problem(f"{spec.where}.expect", f"expected {expected} modules, {found}", hint)
 
 
 def _unmatched_members(hook: HookSpec, names: ModelNames) -> list[tuple[Selector, str]]:
@@ -514,6 +525,8 @@ def _why_not_by_row(spec: HookSpec) -> str | None:
         return f"{action.action_name} lists what it does to all of them"
     if action.mixes_rows:
         return f"{action.action_name} computes a row from the other rows too"
+    if action.scope == "together":
+        return f"{action.action_name} takes several tensors together"
     return None
 
 

@@ -12,10 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookrun.engine.hook_types import BACKWARD, BACKWARD_PRE, FORWARD_PRE, HookType
+from hookrun.engine.actions.base import Absent
+from hookrun.engine.hook_types import BACKWARD, BACKWARD_PRE, FORWARD, FORWARD_PRE, HookType
 from hookrun.engine.plan.batch import Followers, Shapes, followers_of
-from hookrun.engine.plan.plan import PlannedHook, ResolvedPlan
+from hookrun.engine.plan.plan import Match, PlannedHook, ResolvedPlan
 from hookrun.engine.runtime.snapshot import Uncopyable, opened
+from hookrun.engine.spec.selector.tree import ancestors
 from hookrun.engine.values.containers import (
     TargetError,
     arguments,
@@ -151,6 +153,7 @@ class BatchRuns:
     entry: the path of the module that is run, in the model that the plan was made for
     why_unknown: why no dimension is known; None: they are known
     again: a copy of the larger arguments, for a run with the hooks; None: the copy of the model does not run with them
+    modules: those of the copy that are watched, by their paths
     """
 
     plan: ResolvedPlan
@@ -158,6 +161,7 @@ class BatchRuns:
     entry: str = ""
     why_unknown: str | None = None
     again: Arguments | None = None
+    modules: dict[str, nn.Module] = field(default_factory=dict)
     _steps_first: set[str] = field(default_factory=set)
     _small: CallsByPath = field(default_factory=CallsByPath)
     _large: CallsByPath = field(default_factory=CallsByPath)
@@ -172,7 +176,7 @@ class BatchRuns:
         self._large = CallsByPath()
         self.why_unknown = None
         self.again = None
-        watched = self._watched(model)
+        watched = self.modules = self._watched(model)
         if larger is not None and self.two is not None:
             again = rebuild(larger, lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf)
             try:
@@ -187,10 +191,33 @@ class BatchRuns:
         with noting_calls(watched) as self._small:
             model(*args, **kwargs)
 
+    def read(self) -> ResolvedPlan:
+        """The plan with what its actions take from the values of the first calls, see `Action.reading`."""
+        hooks = list[PlannedHook]()
+        for hook in self.plan.hooks:
+            matches = tuple(self._readings(hook))
+            if hook.spec.action.finds:
+                matches = innermost(matches)
+            hooks.append(replace(hook, matches=matches))
+        return replace(self.plan, hooks=tuple(hooks))
+
+    def _readings(self, hook: PlannedHook) -> Iterator[Match]:
+        """The matches of a hook; of an action that looks for its modules those that have what it finds."""
+        action = hook.spec.action
+        for match in hook.matches:
+            call = self._small.get((match.path, 0))
+            reads = None
+            if call is not None and hook.spec.hook_type in (FORWARD_PRE, FORWARD):
+                value = call[hook.spec.hook_type is FORWARD]
+                with suppress(Absent, TargetError):  # of an edit, the run with the hooks reports it
+                    reads = action.reading(value, self.modules[match.path])
+            if reads is not None or not action.finds:
+                yield replace(match, reads=reads)
+
     def located(self) -> ResolvedPlan:
         """The plan with the batch dimensions of what its hooks see."""
         hooks = list[PlannedHook]()
-        for hook in self.plan.hooks:
+        for hook in self.read().hooks:
             matches = [replace(match, batch=self._followers(hook, match.path)) for match in hook.matches]
             hooks.append(replace(hook, matches=tuple(matches)))
         against = tuple(self._against_layout())
@@ -247,6 +274,12 @@ class BatchRuns:
         while (call := (path, len(calls))) in self._small and call in self._large:
             calls.append((_shapes(hook, *self._small[call]), _shapes(hook, *self._large[call])))
         return followers_of(calls, self.two.sizes)
+
+
+def innermost(matches: Sequence[Match]) -> tuple[Match, ...]:
+    """The modules that are not around another one: they may only pass on what that returns."""
+    paths = {path for match in matches for name in match.names for path in ancestors(name)}
+    return tuple(match for match in matches if match.path not in paths)
 
 
 def _shapes(hook: PlannedHook, given: Any, output: Any) -> Shapes:

@@ -12,6 +12,20 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 _ATEN = torch.ops.aten
 _PRODUCTS = {_ATEN.mm.default, _ATEN.addmm.default}
+_GROUPED = _ATEN._grouped_mm.default
+
+
+def _grouped(first: Any, second: Any, offs: Any = None, **others: Any) -> Any:
+    """The product of groups of matrices, as experts compute it: torch's shape function takes 16 bits only.
+
+    offs: [groups], where the rows or columns of each group end, in a matrix that has the groups one after the other
+    """
+    if first.dtype != second.dtype or first.shape[-1] != second.shape[-2]:
+        raise RuntimeError(f"{first} and {second} cannot be multiplied")
+    sizes = [first.shape[-2], second.shape[-1]]
+    if first.dim() == second.dim():
+        sizes.insert(0, len(first if offs is None else offs))
+    return first.new_empty(sizes)
 
 
 class FakeMode(FakeTensorMode):
@@ -33,4 +47,8 @@ class FakeMode(FakeTensorMode):
             if len(dtypes) > 1:
                 found = " and ".join(map(str, dtypes))
                 raise RuntimeError(f"matrices that are multiplied must have the same dtype, but got {found}")
+        products: Any = args
+        if func is _GROUPED and products[0].dtype in (torch.float32, torch.float64):
+            with self:
+                return _grouped(*products, **kwargs)
         return super().__torch_dispatch__(func, types, args, kwargs)

@@ -31,10 +31,11 @@ from hookrun.engine.html import Shown, View
 from hookrun.engine.plan.batch import Shapes, followers_of
 from hookrun.engine.plan.outside import NoValues, Values
 from hookrun.engine.plan.plan import SHOWN, Match, PlannedHook, ResolvedPlan, lies_in
-from hookrun.engine.plan.resolve import resolve
+from hookrun.engine.plan.resolve import resolve, unexpected_finds
 from hookrun.engine.plan.table import text, view_of
 from hookrun.engine.prove.batch import BatchRuns, TwoSizes, larger_batches, may_have_steps_first
 from hookrun.engine.prove.fake import FakeMode
+from hookrun.engine.prove.unread import UNREAD, ScoreReads
 from hookrun.engine.runtime.hooks.base import RegisteredHook
 from hookrun.engine.runtime.install import Installation
 from hookrun.engine.runtime.optimizers import without_compiler
@@ -148,6 +149,7 @@ def compile_plan(
             if trials[-1].batch_fits:
                 break
         plan = trials[-1] if trials[-1].batch_fits else trials[0]
+        mistakes.add(unexpected_finds(plan), of_hooks=True)
     if mistakes.problems:
         mistakes.problems = values.with_origins(mistakes.problems, spec)
         mistakes.refuse()
@@ -180,7 +182,7 @@ def prove(
     batches = BatchRuns(plan, two)
 
     def run(copied: nn.Module, args: Any, kwargs: Any) -> ResolvedPlan:
-        located = plan if two is None else batches.located()
+        located = batches.read() if two is None else batches.located()
         return _run_hooked(located, copied, args, kwargs, backward, replace_op, batches, see)
 
     proven = on_a_copy(
@@ -432,6 +434,8 @@ def _run_hooked(
     if not isinstance(backward, bool):
         args, kwargs = rebuild((args, kwargs), differentiable)
     findings = TrialSink()
+    if replace_op is None:
+        findings.scores.watch(hook.spec for hook in plan.hooks)
     unchecked = None
     with ExitStack() as stack:
         try:
@@ -440,7 +444,10 @@ def _run_hooked(
             return replace(plan, unchecked=_unproven(error))
         shapes = _shapes_of_first_calls(plan, model)
         try:
-            output = model(*args, **kwargs)
+            with findings.scores if findings.scores.hooks else nullcontext():
+                output = model(*args, **kwargs)
+            for hook, path in findings.scores.unread():
+                findings.problems.setdefault((hook, UNREAD), []).append(path)
             if see is not None:
                 see(output)
             if not isinstance(backward, bool):
@@ -607,6 +614,7 @@ class TrialSink(Sink):
     captured: (hook, path) -> the fake tensors of each of its firings, by their path in the value
     captured_of_larger: the same for the larger batch, while and after that runs; problems are then not collected
     without:  (hook, path) -> why the user's own function cannot run without data; its value passed unchanged
+    scores:   watches what routers return, where a hook edits it
     """
 
     has_values = False
@@ -614,6 +622,7 @@ class TrialSink(Sink):
     captured: dict[tuple[str, str], list[dict[str, Tensor]]] = field(default_factory=dict)
     captured_of_larger: dict[tuple[str, str], list[dict[str, Tensor]]] | None = None
     without: dict[tuple[str, str], str] = field(default_factory=dict)
+    scores: ScoreReads = field(default_factory=ScoreReads)
     _measured: set[tuple[Any, ...]] = field(default_factory=set)
 
     def keeper(self, site: HookSite) -> Keeper:
@@ -647,6 +656,7 @@ class TrialSink(Sink):
         """The op, wrapped: if it fails, the failure becomes a problem and the value passes unchanged."""
 
         def guarded(value: Any) -> Any:
+            self.scores.in_hook = True
             try:
                 new = op(value)
             except HookrunError as error:
@@ -656,10 +666,14 @@ class TrialSink(Sink):
                     return value
                 self.fail(site, str(error).removeprefix(f"{site.where}: "))
                 return value
+            finally:
+                self.scores.in_hook = False
             # a saved tensor may be replaced, it is restored later
             if not isinstance(new, Packed) and (changed := form_changed(value, new)) is not None:
                 self.fail(site, changed)
                 return value
+            if site.hook_name in self.scores.hooks:
+                self.scores.note(site, value, new)
             return new
 
         return guarded

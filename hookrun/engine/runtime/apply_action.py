@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookrun.engine.actions.base import Action, Packed
+from hookrun.engine.actions.base import Absent, Action, Packed
 from hookrun.engine.hook_types import SAVED_TENSORS
 from hookrun.engine.plan.plan import PlannedHook
 from hookrun.engine.runtime.by_sample import edit_of_samples, observer_of_samples
@@ -150,6 +150,9 @@ class SiteRunner:
         except PASSED_ON:
             raise
         except Exception as error:
+            if isinstance(error, Absent) and self.site.spec.action.finds:
+                self.site.found_nothing()
+                return value
             is_observer = self.site.spec.action.observes
             if is_observer and self.site.has_values and _is_traced(value):
                 return value  # there is nothing to observe, and tracing forbids some operations
@@ -225,11 +228,13 @@ class SiteRunner:
             return value if new is None else self._checked(value, new)
         site = self.site
         member = self._member(value)
-        together = iter(self._edited_together(member)) if site.spec.action.scope == "together" else None
+        takes = taken_by(site.spec.action, member)
+        together = None
+        if site.spec.action.scope == "together":
+            together = iter(self._edited_together(member, takes))
         paths = dict[int, str]()
         if self._needs_paths:
             paths = {id(leaf): path for path, leaf in containers.leaves(member)}
-        takes = _taken_by(site.spec.action)
         acted = False
 
         def edited(leaf: Any) -> Any:
@@ -248,9 +253,9 @@ class SiteRunner:
             return value
         return changed if site.target_keys is None else containers.put(value, site.target_keys, changed)
 
-    def _edited_together(self, member: Any) -> Any:
-        """What the action returns for all tensors as one list."""
-        olds = [self._wide(leaf) for leaf in containers.tensors(member) if acts_on(leaf)]
+    def _edited_together(self, member: Any, takes: Callable[[Any], bool]) -> Any:
+        """What the action returns for all tensors that it takes as one list."""
+        olds = [self._wide(leaf) for leaf in containers.tensors(member) if takes(leaf)]
         return self._function(olds) if olds else ()
 
     def _wide(self, leaf: Tensor) -> Tensor:
@@ -439,7 +444,7 @@ def _named(site: HookSite, error: Exception, value: Any) -> HookError:
         if "sparse" in str(error).lower() and any(tensor.is_sparse for tensor in containers.tensors(value)):
             return HookError(f"{site.where}: {_NOT_SPARSE}")
     keys = site.spec.keys
-    if isinstance(error, containers.TargetError):
+    if isinstance(error, containers.TargetError) and keys.target is not None:
         return HookError(f"{site.where}: target {keys.target}: {error}")
     if isinstance(error, IndexError) and keys.index:
         return HookError(f"{site.where}: index {keys.index}: {error}")
@@ -456,8 +461,11 @@ def acts_on(leaf: Any) -> bool:
     return isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())
 
 
-def _taken_by(action: Action) -> Callable[[Any], bool]:
-    """A predicate: whether the action acts on a member of a value."""
+def taken_by(action: Action, value: Any) -> Callable[[Any], bool]:
+    """A predicate: whether the action acts on a member of the value."""
+    chosen = action.taken(value) if action.scope == "together" else None
+    if chosen is not None:
+        return lambda leaf: any([leaf is each for each in chosen])
     return _is_tensor if action.any_dtype else acts_on
 
 
@@ -503,7 +511,8 @@ def _on_part(site: HookSite, function: Op, part: TensorPart) -> Op:
             return _observer_of_tokens(site, function, of)
         return lambda value: function(copied(value, _with_path(site, value, of)))
     if scope == "together":
-        return partial(_edit_parts_together, function, part)
+        edit = _edit_parts_together if site.spec.action.mixes_rows else _keep_parts_together
+        return partial(edit, function, part)
 
     def act_on_part(tensor: Tensor) -> Any:
         if part.nothing_of(tensor):
@@ -536,6 +545,14 @@ def _edit_parts_together(function: Op, part: TensorPart, olds: list[Tensor]) -> 
     parts = [part.of(old) for old in olds]
     news = function(parts)
     return [part.put(old, new) for old, new in zip(olds, news, strict=True)]
+
+
+def _keep_parts_together(function: Op, part: TensorPart, olds: list[Tensor]) -> list[Tensor | None]:
+    """The parts of what the action returns for the whole tensors, of which it computes each row by itself."""
+    kept = list[Tensor | None]()
+    for old, new in zip(olds, function(olds), strict=True):
+        kept.append(None if new is None else part.put(old, part.of(new)))
+    return kept
 
 
 def _with_path(site: HookSite, value: Any, of: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:

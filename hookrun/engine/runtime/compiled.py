@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hookrun.engine.hook_types import OUTPUT_GRAD
-from hookrun.engine.runtime.apply_action import Op, acts_on, function_of
+from hookrun.engine.runtime.apply_action import Op, function_of, taken_by
 from hookrun.engine.runtime.site import HookSite
 from hookrun.engine.values import containers
 from hookrun.engine.values.private_names import require
@@ -73,7 +73,8 @@ def in_graph_of(site: HookSite) -> Op:
 def _editing(site: HookSite, function: Callable[[Any], Any], is_open: Tensor | None) -> Op:
     """Value -> the value after the action, at the site's target; where `is_open` is False, the value as it was."""
     path = site.target_keys
-    together = site.spec.action.scope == "together"
+    action = site.spec.action
+    together = action.scope == "together"
 
     def chosen(old: Any, new: Tensor | None) -> Any:
         if new is None:
@@ -84,9 +85,10 @@ def _editing(site: HookSite, function: Callable[[Any], Any], is_open: Tensor | N
 
     def edited(value: Any) -> Any:
         member = value if path is None else containers.get(value, path)
-        olds = [leaf for leaf in containers.tensors(member) if acts_on(leaf)]
+        takes = taken_by(action, member)
+        olds = [leaf for leaf in containers.tensors(member) if takes(leaf)]
         news = iter(function(olds) if together and olds else map(function, olds))
-        changed = rebuilt(member, lambda leaf: chosen(leaf, next(news)) if acts_on(leaf) else leaf)
+        changed = rebuilt(member, lambda leaf: chosen(leaf, next(news)) if takes(leaf) else leaf)
         return changed if path is None else containers.put(value, path, changed)
 
     return edited

@@ -243,13 +243,20 @@ class Installation(Shown):
     def inactive(self) -> list[tuple[str, str, str]]:
         """(hook, module path, why) of hooks that never fired there, found no tensor, or repeated a part of a list."""
         causes = self._causes
+        sites = [
+            site for site in self.sites if not (site.spec.action.finds and self._has_found(site.hook_name))
+        ]
         never = [
             (site.hook_name, site.path, f"never fired{causes.get((site.hook_name, site.path), '')}")
-            for site in self.sites
+            for site in sites
             if not site.firings
         ]
-        idle = [(site.hook_name, site.path, why) for site in self.sites if (why := site.why_idle)]
+        idle = [(site.hook_name, site.path, why) for site in sites if (why := site.why_idle)]
         return never + idle
+
+    def _has_found(self, hook: str) -> bool:
+        """Whether the hook has acted at one of its modules."""
+        return any(site.hook_name == hook and site.firings > site.idle for site in self.sites)
 
     @property
     def unexplained(self) -> list[tuple[str, str, str]]:

@@ -132,13 +132,14 @@ def train_step(training: Training, group: Sequence[Batch], shown: dict[str, floa
             if loss is not None:
                 context.measure(step_means, loss.detach(), output, batch)
 
-        hooks.clock.losses += training.gradients.loss_of_step(losses, shares)
-
         # Clip, check that loss and gradients are finite, and step.
         # With fused optimizers, hooks would otherwise see scaled gradients.
         context.scaler.unscale_(optimizer)
         norm = clip(settings, optimizer)
-        outcome = training.steps.step(group, training.gradients.losses(losses, shares))
+        weighted = training.gradients.losses(losses, shares)
+        if weighted:
+            hooks.loss = torch.stack(weighted).sum()
+        outcome = training.steps.step(group, weighted)
         if training.average is not None and outcome == "stepped":
             training.average.update()
 
@@ -187,14 +188,6 @@ class StepGradients:
         self.context.after(batch)
         return output, loss
 
-    def loss_of_step(self, losses: Sequence[Tensor | None], shares: Sequence[Share]) -> list[Tensor]:
-        """The loss of the step, the sum of these weighted losses, [1] float64; empty if no row has one."""
-        weighted = list[Tensor]()
-        for loss, share in zip(losses, shares, strict=True):
-            if loss is not None:
-                weighted.append(loss.double() * share)
-        return [torch.stack(weighted).sum(0, keepdim=True)] if weighted else []
-
     def losses(self, losses: Sequence[Tensor | None], shares: Sequence[Share]) -> list[Tensor]:
-        """The losses that have to be finite for a step: one for each micro-batch."""
-        return [loss for loss in losses if loss is not None]
+        """The weighted losses of the micro-batches, which have to be finite for a step; their sum is its loss."""
+        return [loss * share for loss, share in zip(losses, shares, strict=True) if loss is not None]

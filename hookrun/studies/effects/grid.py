@@ -29,6 +29,7 @@ from hookrun.errors import CompileError, Problem, counted, refuse
 from hookrun.studies.effects.over import (
     CALL,
     EACH,
+    EXPERTS,
     HEADS,
     INDEX,
     MODULE,
@@ -191,7 +192,7 @@ class SiteGrid:
         return GridAxis(MODULE, labels, groups)
 
     def _counted_axis(self, key: str, values: Any) -> GridAxis:
-        """Each head, token, channel or call, or windows of neighbouring ones."""
+        """Each head, token, channel, call or expert, or windows of neighbouring ones."""
         counts = {"": max(self._lengths, default=0)} if key == TOKENS else self._counts(key)
         labels = list[Any]()
         numbers = list[Any]()
@@ -228,6 +229,9 @@ class SiteGrid:
                 self._problems += wrong
             elif key in (HEADS, CALL):
                 self._problems += [Problem(where, why) for why in self._lacking(key, spec.keys)]
+            elif key == EXPERTS:
+                _, wrong = resolve(Spec((spec,)), self.prepared.model, self._runs)
+                self._problems += [problem.moved(where) for problem in wrong]
             elif key == TOKENS and spec.keys.tokens is not None:
                 for problem in self._misses(spec.keys.tokens):
                     self._problems.append(problem.moved(where))
@@ -278,8 +282,13 @@ class SiteGrid:
         return lengths
 
     def _counts(self, key: str) -> dict[str, int]:
-        """Path -> how many heads its value has, how many channels, or how often it is called."""
+        """Path -> how many heads its value has, how many channels, how many experts, or how often it is called."""
         counts = dict[str, int]()
+        if key == EXPERTS:
+            for path in self._paths:
+                module = self.prepared.model.get_submodule(path)
+                counts[path] = self.hook.spec.action.count_of(key, module) or 0
+            return counts
         if key == CALL:
             for path in self._paths:
                 if path in self.scouted.calls:

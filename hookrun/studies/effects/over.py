@@ -23,7 +23,8 @@ HEADS = "heads"
 TOKENS = "tokens"
 INDEX = "index"
 CALL = "call"
-COUNTED = (MODULE, HEADS, TOKENS, INDEX, CALL)
+EXPERTS = "experts"
+COUNTED = (MODULE, HEADS, TOKENS, INDEX, CALL, EXPERTS)
 """The keys whose values the model or the data can list, for `each` and windows."""
 
 EVERY = "**"
@@ -45,7 +46,7 @@ Sizes = Annotated[tuple[Size, ...], BeforeValidator(listed_if_one), Field(min_le
 class Window(Section):
     """Every run of neighbouring values.
 
-    window: how many modules, heads, tokens or calls; for `index` the size along each of the last dimensions
+    window: how many modules, heads, tokens, calls or experts; for `index` the size along each of the last dimensions
     stride: from the start of one window to the next, by default 1
     """
 
@@ -87,7 +88,8 @@ Over = Annotated[
 
 def problems_of(over: Over, hook: HookSpec) -> Iterator[Problem]:
     """Keys that the hook does not have, and kinds of values that its keys cannot have."""
-    possible = [*COUNTED, *_OTHER_KEYS, *type(hook.action).model_fields]
+    of_any = [key for key in COUNTED if key != EXPERTS]
+    possible = [*of_any, *_OTHER_KEYS, *type(hook.action).model_fields]
     for key, values in over.items():
         where = f"{WHERE}.{key}"
         if key not in possible:
@@ -129,11 +131,11 @@ def first_value(key: str, values: Any) -> Any:
 
 
 def neighbours(key: str, start: int, count: int = 1) -> Any:
-    """The value of `heads`, `call`, `tokens` or `index` for so many neighbours; of `index` one channel.
+    """The value of a counted key for so many neighbours; of `index` one channel.
 
     A sample that is shorter than the positions is left as it is.
     """
-    if key in (HEADS, CALL):
+    if key in (HEADS, CALL, EXPERTS):
         return list(range(start, start + count))
     if key == TOKENS:
         return {"position": start if count == 1 else f"{start}:{start + count}", "missing": "skip"}

@@ -24,6 +24,7 @@ from hookrun.errors import (
 from hookrun.studies.effects.over import (
     CALL,
     EVERY,
+    EXPERTS,
     MODULE,
     WHERE,
     Over,
@@ -60,7 +61,8 @@ class EffectsTask(TaskOfOneSplit):
 
     hook:    the name of the hook that is moved; all others stay as they are
     over:    keys of the hook -> `each`, a list of values, or {window: n, stride: m}: `module`, `heads`, `tokens`,
-             `index`, `call` (of a module that is called several times in a forward), and the parameters of its action
+             `index`, `call` (of a module that is called several times in a forward), and the parameters of its action,
+             of which `experts` can be counted, too
     metric:  a metric as in `task.metrics` of task=evaluate, computed for each sample, or over the whole split
     tokens:  for sequences: the positions at which the metric is computed; null: all that have a target
     against: a run of task=predict: `restored` is (cell - unedited) / (its metric - unedited)
@@ -102,7 +104,7 @@ class EffectsTask(TaskOfOneSplit):
         return () if self.metric is None else (self.metric,)
 
     def completed(self, hooks: Any) -> Any:
-        """The hooks; the moved one has the first of the listed values of each key that it does not have itself.
+        """The hooks; the moved one has the first value of each key that it does not have itself, where it is known.
 
         Without `select` it has the listed modules, or every one.
         """
@@ -111,8 +113,8 @@ class EffectsTask(TaskOfOneSplit):
         body = dict(hooks[self.hook])
         over = self.over or {}
         for key, values in over.items():
-            if isinstance(values, tuple) and key not in (MODULE, CALL):
-                body.setdefault(key, values[0])
+            if key == EXPERTS or (isinstance(values, tuple) and key not in (MODULE, CALL)):
+                body.setdefault(key, first_value(key, values))
         if MODULE in over and body.get("select") is None:
             modules = over[MODULE]
             body["select"] = list(modules) if isinstance(modules, tuple) else [EVERY]

@@ -63,10 +63,12 @@ class WeightsAndBiases(RunLogger):
             if found is not None and len(found[0]) <= MOST_BINS:
                 import wandb
 
+                histogram: Any = wandb.Histogram
                 place = place_of(record["hook"], record["module"], record["path"])
-                histogram = wandb.Histogram(np_histogram=found)
                 step = record["step"] + (self.reached if record["mode"] == "eval" else 0)
-                self._run.log({f"{place}/{name}/{record['mode']}": histogram, "step": step})
+                self._run.log(
+                    {f"{place}/{name}/{record['mode']}": histogram(np_histogram=found), "step": step}
+                )
 
     def close(self, *, failed: bool) -> None:
         folder = Path(self._run.dir).parent

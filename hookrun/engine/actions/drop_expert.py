@@ -1,0 +1,96 @@
+"""The action `drop_expert`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+from hookrun.engine.actions.base import Action, Edit, HookSite
+from hookrun.engine.actions.experts import Experts, chosen_experts, expert_count, path_of
+from hookrun.engine.hook_types import FORWARD, FORWARD_PRE, HookType
+from hookrun.engine.values.index import AnyTarget
+from hookrun.engine.values.tensors import computable
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn import Module
+
+
+class DropExpert(Action):
+    """Take experts out of a mixture: the weights of the tokens that have chosen them become 0.
+
+    experts:     their numbers, from 0
+    renormalize: the weights of a token keep their sum; a token that is left with no expert gets 0
+    indices:     where the numbers of the chosen experts are, `"[1]"`; null: the only tensor of whole numbers [..., k]
+                 beside one of floating-point numbers of the same shape
+    weights:     where their weights are; null: that other tensor
+
+    On `forward_pre` of the module that gets both, or on `forward` of a router that returns both. The plan shows which
+    tensors they are.
+    """
+
+    action_name = "drop_expert"
+    hook_types = frozenset({FORWARD_PRE, FORWARD})
+    scope = "together"
+    experts: Experts
+    renormalize: bool = Field(default=True, strict=True)
+    indices: AnyTarget | None = None
+    weights: AnyTarget | None = None
+
+    @property
+    def mixes_rows(self) -> bool:
+        """A token's weights depend on that token only."""
+        return False
+
+    def incompatibility(self, hook_type: HookType, module: Module, parameters: Collection[str]) -> str | None:
+        """The module must have the experts."""
+        count = expert_count(module)
+        if count is None or max(self.experts) < count:
+            return None
+        return f"there is no expert {max(self.experts)}: it has {count}, numbered from 0"
+
+    def count_of(self, key: str, module: Module) -> int | None:
+        """How many experts the module has."""
+        return expert_count(module) if key == "experts" else None
+
+    def taken(self, value: Any) -> Sequence[Tensor]:
+        """The indices and the weights."""
+        return chosen_experts(value, self.indices, self.weights)
+
+    def reading(self, value: Any, module: Module) -> str:
+        """Which tensors are the indices and the weights, and how many experts there are."""
+        indices, weights = self.taken(value)
+        count = expert_count(module)
+        places = f"indices {path_of(value, indices)}, weights {path_of(value, weights)}"
+        return f"{places}, {'an unknown number of' if count is None else count} experts"
+
+    def build(self, site: HookSite) -> Edit:
+        """A function [indices, weights], in any order -> the new weights, and None for the indices."""
+        import torch
+
+        numbers = site.prepared("experts", lambda numbers: numbers)
+        renormalizes = self.renormalize
+        is_float = torch.Tensor.is_floating_point
+
+        def drop(taken: Sequence[Tensor]) -> list[Tensor | None]:
+            indices, weights = sorted(taken, key=is_float)
+            dropped = (indices.unsqueeze(-1) == numbers(indices)).any(-1)
+            wide = computable(weights)
+            kept = wide.masked_fill(dropped, 0.0)
+            if renormalizes:
+                kept = torch.where(dropped.any(-1, keepdim=True), _with_sum(kept, wide), kept)
+            return [kept.to(weights.dtype) if is_float(each) else None for each in taken]
+
+        return drop
+
+
+def _with_sum(kept: Tensor, before: Tensor) -> Tensor:
+    """The weights [..., k], multiplied so that each row has the sum that it had before; a sum of 0 stays."""
+    import torch
+
+    total = kept.sum(-1, keepdim=True)
+    is_zero = total == 0
+    factor = before.sum(-1, keepdim=True) / total.masked_fill(is_zero, 1.0)
+    return kept * torch.where(is_zero, 1.0, factor)
