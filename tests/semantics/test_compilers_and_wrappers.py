@@ -230,8 +230,8 @@ def test_hooks_compile_reuses_no_graph_of_another_model(kind: type[nn.Module]) -
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "capture": ({"hook": "forward", "action": "capture"}, "passes values to Python"),
-    "stats": ({"hook": "output_grad", "action": "stats"}, "passes values to Python"),
-    "check": ({"hook": "forward_pre", "action": "check"}, "passes values to Python"),
+    "print": ({"hook": "forward", "action": "print"}, "passes values to Python"),
+    "quantiles": ({"hook": "forward", "action": "stats", "of": [{"quantiles": [0.5]}]}, "computes quantiles, which"),
     "noise": ({"hook": "forward", "action": "noise"}, "draws from a generator of its own"),
     "backward": ({"hook": "backward", "action": "scale", "factor": 2}, "autograd nodes of its own"),
     "backward_pre": ({"hook": "backward_pre", "action": "scale", "factor": 2}, "autograd nodes of its own"),

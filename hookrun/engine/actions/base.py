@@ -195,6 +195,11 @@ class Action(Section):
         return None
 
     @property
+    def not_in_graph(self) -> str | None:
+        """Why a compiled graph cannot contain an observer, as the rest of a sentence; None: it has `halves`."""
+        return "passes values to Python at each firing, which breaks the graph"
+
+    @property
     def any_dtype(self) -> bool:
         """Whether the action also takes integer and boolean tensors. By default it gets floating-point tensors only."""
         return False
@@ -355,10 +360,12 @@ class Halves:
 
     measure: tensor -> [n] float64; a function of tensors alone, which can be traced
     report:  those numbers -> what follows from them, while the clock is still at the step in which they were measured
+    read:    the same if it is nothing but a record: the numbers, which may be read later -> what the record holds
     """
 
     measure: Callable[[Tensor], Tensor]
     report: Callable[[Tensor], None]
+    read: Callable[[list[float]], Mapping[str, Any]] | None = None
 
 
 class Keeper(Protocol):

@@ -211,6 +211,11 @@ class Check(Action):
 
         return Halves(measure, report)
 
+    @property
+    def not_in_graph(self) -> str | None:
+        """None: a graph can contain all of it."""
+        return None
+
     def _of_statistic(self, site: HookSite, of: str | Options) -> Halves:
         wanted = statistic(of)
         steps = None if self.over is None else self.over.steps

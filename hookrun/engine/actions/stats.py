@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, field_validator
 
-from hookrun.engine.actions.base import FORMS, Action, Edit, HookSite, Measured
+from hookrun.engine.actions.base import FORMS, Action, Edit, Halves, HookSite, Measured
 from hookrun.engine.actions.statistics import (
     INTEGER,
     MOST_SQUARES,
@@ -18,19 +18,21 @@ from hookrun.engine.actions.statistics import (
     Name,
     Options,
     Rows,
+    count_of,
     numbers_in,
+    numbers_of,
     require_dim,
     require_dtype,
     rows_of,
     sizes_of,
     statistics,
 )
+from hookrun.engine.actions.statistics import Statistic as Wanted
 from hookrun.engine.values.tensors import elements, is_integer, require_whole
+from hookrun.errors import listed
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from hookrun.engine.actions.statistics import Statistic as Wanted
 
 Statistic = Name
 DEFAULT: tuple[Statistic, ...] = ("mean", "std", "min", "max", "norm")
@@ -115,6 +117,51 @@ class Stats(Action):
             emit(Measured(x, together, measure))
 
         return stats
+
+    @property
+    def not_in_graph(self) -> str | None:
+        """None, unless `of` names a statistic that a graph cannot compute."""
+        lacking = [each.key for each in statistics(self.of) if not each.in_graph]
+        return f"computes {listed(lacking)}, which a graph cannot: leave it out of `of`" if lacking else None
+
+    def halves(self, site: HookSite) -> Halves:
+        """The numbers of each row, and behind them whether they are of integers; of an empty tensor how many rows."""
+        import torch
+
+        wanted = statistics(self.of)
+        measured = (*wanted, Wanted("is integer", _is_of_integers))
+        dim = self.dim
+        read = partial(_read, wanted, dim)
+
+        def measure(x: Tensor) -> Tensor:
+            if not x.numel():
+                rows = 1 if dim is None else x.shape[dim]
+                return torch.full([1], rows, dtype=torch.float64, device=x.device)
+            return numbers_of(rows_of(x.detach(), dim), measured).flatten()
+
+        return Halves(measure, lambda numbers: site.emit(read(numbers.tolist())), read)
+
+
+def _is_of_integers(rows: Rows) -> Tensor:
+    return rows.flat.new_full(rows.flat.shape[:1], not rows.flat.is_floating_point())
+
+
+def _read(wanted: Sequence[Wanted], dim: int | None, numbers: list[float]) -> dict[str, Any]:
+    """What a record holds of the numbers of a compiled graph."""
+    if len(numbers) == 1:
+        return _of_nothing(wanted, None if dim is None else int(numbers[0]))
+    width = count_of(wanted) + 1
+    is_integer = bool(numbers[-1])
+    found = dict[str, Any]()
+    begin = 0
+    for each in wanted:
+        end = begin + (each.length or 1)
+        rows = [each.value(numbers[row + begin : row + end]) for row in range(0, len(numbers), width)]
+        if is_integer and each.key in ("min", "max"):
+            rows = [int(row) for row in rows]
+        found[each.key] = rows[0] if dim is None or each.key in SIZES else rows
+        begin = end
+    return found
 
 
 def measuring(of: Sequence[Statistic | Options], dim: int | None = None, *, widens: bool = False) -> Measure:

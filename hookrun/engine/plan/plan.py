@@ -327,6 +327,12 @@ def unexportable(plan: ResolvedPlan) -> list[Problem]:
 def _program_problems(spec: HookSpec) -> Iterator[Problem]:
     """A problem for each part of the hook that a graph can contain, and an exported program cannot."""
     kind = spec.hook_type
+    if kind.in_graph and spec.action.observes and spec.action.not_in_graph is None:
+        yield Problem(
+            spec.where,
+            f"{spec.action.action_name} passes values to Python, which an exported program does not have",
+            f"leave it out: ~{spec.where}",
+        )
     if kind.phase in ("backward", "step") and kind.refused_by_graph is None:
         yield Problem(
             spec.where,
@@ -386,7 +392,9 @@ def _why_not_in_a_graph(hook: PlannedHook) -> str | None:
     if action.own_functions():
         return "runs your own Python, which may not work inside a graph"
     if action.observes:
-        return "passes values to Python at each firing, which breaks the graph"
+        if hook.spec.chooses_samples:
+            return "sees the samples that meet a condition, whose number a graph cannot know"
+        return action.not_in_graph
     if action.does == "stop":
         return "ends the forward by an exception, which a graph cannot contain"
     if action.does == "skip" and not hook.spec.keys.when.always:

@@ -180,6 +180,8 @@ class SiteRunner:
                 stacklevel=2,
             )
             return
+        if site.sink.muted:
+            return
         seen = self._member(value)
         if seen is None and action.captures:
             site.found_nothing()
@@ -603,7 +605,7 @@ def run_unscaled(op: Op, value: Any, scale: Tensor) -> Any:
 
     The op gets 16-bit gradients as 32-bit ones: in 16 bits small unscaled gradients would underflow.
     """
-    plain = containers.rebuild(value, partial(_unscaled_leaf, scale))
+    plain = containers.rebuild(value, partial(unscaled_leaf, scale))
     new = op(plain)
     if new is plain:
         return value
@@ -616,5 +618,6 @@ def run_unscaled(op: Op, value: Any, scale: Tensor) -> Any:
     return containers.rebuild(new, rescaled)
 
 
-def _unscaled_leaf(scale: Tensor, leaf: Any) -> Any:
+def unscaled_leaf(scale: Tensor, leaf: Any) -> Any:
+    """A gradient divided by the scale; any other member of a value as it is."""
     return computable(leaf) / scale if isinstance(leaf, Tensor) else leaf

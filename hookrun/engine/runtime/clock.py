@@ -174,6 +174,8 @@ class Clock:
     def place(self, step: int) -> None:
         """Set the step. From now on the loop sets it, and optimizers are ignored."""
         self._counted_by_hand = True
+        if step != self._step:
+            self.end_step()
         self.step = step
 
     def stepped(self, optimizer: Optimizer, parameters: Sequence[Tensor]) -> None:
@@ -261,6 +263,7 @@ class CurrentCall(local):
     whole:   the whole tensor while the action is given a part of it, if it needs the whole
     chosen:  the positions that `tokens` selects
     matching: [k], the rows of what the action would see for which a condition by sample holds; None: all
+    in_graph: the action's numbers come from a compiled graph: nothing is read or raised before the end of the step
     """
 
     within = ""
@@ -271,6 +274,7 @@ class CurrentCall(local):
     whole: Tensor | None = None
     chosen: Chosen | None = None
     matching: Tensor | None = None
+    in_graph = False
 
     def __init__(self, path: str, clock: Clock, calls: Calls | None = None) -> None:
         self.clock = clock

@@ -23,9 +23,10 @@ tracing = torch.compiler.is_dynamo_compiling
 
 
 def in_graph_of(site: HookSite) -> Op:
-    """What a site does inside a graph: value -> the value after the action, if the schedule holds.
+    """What the site of an edit does inside a graph: value -> the value after the action, if the schedule holds.
 
-    For `output_grad` it is a function of a tensor, which lets the action act on the gradient of that tensor.
+    For `output_grad` it is a function of (path, tensor) pairs, which lets the action act on the gradients of these
+    tensors. Observers are in `graph_observers`.
 
     The action is a function of tensors. torch compiles a graph for each mode of the model. The site gets the tensor
     that counts its firings there.
@@ -57,8 +58,9 @@ def in_graph_of(site: HookSite) -> Op:
         new = function(value)
         return value if new is None else new
 
-    def watch(tensor: Tensor) -> None:
-        tensor.register_hook(fire)  # as outside of a graph, a tensor without a gradient counts nothing
+    def watch(carrying: Sequence[tuple[str, Tensor]]) -> None:
+        for _, tensor in carrying:
+            tensor.register_hook(fire)  # as outside of a graph, a tensor without a gradient counts nothing
 
     if site.hook_type is OUTPUT_GRAD:
         return watch

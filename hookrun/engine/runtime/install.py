@@ -36,6 +36,7 @@ from hookrun.errors import (
     HookrunError,
     HookrunWarning,
     Lookup,
+    Problem,
     counted,
     listed,
     refuse,
@@ -44,6 +45,9 @@ from hookrun.errors import (
 if TYPE_CHECKING:
     from torch.amp import GradScaler
 
+
+_CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
+"""The modes of torch.compile that record CUDA graphs."""
 
 changing = threading.RLock()
 """Held while hooks are installed or removed: threads do so one after another, and a process forks in between."""
@@ -350,16 +354,32 @@ class Installation(Shown):
 
         Raises CompileError that lists every hook that cannot be part of a compiled graph.
         """
-        refuse(uncompilable(self.plan), CompileError)
+        problems = uncompilable(self.plan)
+        mode = options.get("mode")
+        if mode in _CUDA_GRAPHS and self._wiring.observers.any:
+            what = f"{mode} uses CUDA graphs, which cannot contain what stats and check pass to Python"
+            problems.append(
+                Problem("mode", what, "use mode='max-autotune-no-cudagraphs', or leave `mode` out")
+            )
+        refuse(problems, CompileError)
         torch.compiler.reset()
         model = self._model
         call_through_torch(model.modules())
 
+        observers = self._wiring.observers
+
         def hooked(*args: Any, **kwargs: Any) -> Any:
             return model(*args, **kwargs)
 
+        def observed(*args: Any, **kwargs: Any) -> Any:
+            observers.begin()
+            output = model(*args, **kwargs)
+            observers.end()
+            return output
+
+        called = observed if observers.any else hooked
         # torch stores its graphs by code object: each installation needs its own
-        own = FunctionType(hooked.__code__.replace(), globals(), hooked.__name__, None, hooked.__closure__)
+        own = FunctionType(called.__code__.replace(), globals(), called.__name__, None, called.__closure__)
         return torch.compile(own, **options)
 
     @contextmanager
@@ -369,6 +389,16 @@ class Installation(Shown):
             for site in self.sites:
                 counts.enter_context(site.uncounted())
             yield
+
+    @contextmanager
+    def unrecorded(self) -> Iterator[None]:
+        """Observers are counted inside the block, and record nothing."""
+        before = self.sink.muted
+        self.sink.muted = True
+        try:
+            yield
+        finally:
+            self.sink.muted = before
 
     def paused(self) -> AbstractContextManager[None]:
         """No hook runs in forward passes inside the block; changes by `apply` hooks stay in the model."""

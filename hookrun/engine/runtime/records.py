@@ -56,14 +56,10 @@ def batch_rows(site: HookSite, value: Any, rows: Tensor | None) -> tuple[int, in
 
 
 class RecordSink(Sink):
-    """Collects records and reads their tensors together later, so that a hook never waits for the device.
-
-    muted: records are ignored for now
-    """
+    """Collects records and reads their tensors together later, so that a hook never waits for the device."""
 
     def __init__(self) -> None:
         self.last_good = LastPassed()
-        self.muted = False
         self._pending = list[dict[str, Any] | Waiting]()
         self._statistics = SmallTensors()
         self._budgets = dict[str, Budget]()
@@ -131,8 +127,15 @@ class RecordSink(Sink):
                 data = data.now(data.x, computes())
         if not isinstance(data, Measured):
             record = self._taken(start, data, show=show)
-        if record is None:
-            return
+        if record is not None:
+            self._append(record)
+
+    def emit_numbers(self, numbers: Tensor, records: Callable[[list[float]], list[dict[str, Any]]]) -> None:
+        """Take numbers [n], which are read later, and what makes whole records of them."""
+        if not self.muted:
+            self._append({"numbers": numbers, "judge": lambda read: records(read["numbers"].tolist())})
+
+    def _append(self, record: dict[str, Any] | Waiting) -> None:
         self._pending.append(record)
         if len(self._pending) > MOST_PENDING:
             self.settle()
@@ -144,7 +147,7 @@ class RecordSink(Sink):
             return None
         if "bit" in record:
             self._count_fault(record)
-        if "judge" in record and record["policy"] == "error":
+        if record.get("policy") == "error" and "last_good" not in record:
             self._may_fail = True
         if show:
             record = read(record)
@@ -181,8 +184,9 @@ class RecordSink(Sink):
                 raise
 
     def _settle(self, record: dict[str, Any]) -> None:
+        has_raised = "last_good" in record  # noted then, maybe in an earlier pass
         if "ok" in record:
-            if "last_good" not in record:  # a check that raised has noted it, maybe in an earlier pass
+            if not has_raised:
                 record["last_good"] = self.last_good.before(record)
             if record["ok"]:
                 return
@@ -194,14 +198,14 @@ class RecordSink(Sink):
         policy = plain.get("policy")
         if policy == "stop" and self.stop is None:
             self.stop = f"{_place(plain)}: {verdict(plain)}"
-        if policy == "error" and "steps" in plain and self._failed is None:
+        if policy == "error" and not has_raised and self._failed is None:
             at = f" at {plain['path']}" if plain["path"] else ""
             self._failed = (
                 f"{_place(plain)}{at}, epoch {plain['epoch']}, step {plain['step']}: {verdict(plain)}"
             )
 
     def raise_failed(self) -> None:
-        """Raise CheckFailed if numbers of a step that has ended broke a rule whose policy is `error`."""
+        """Raise CheckFailed if a check failed that is judged at the end of the step, and whose policy is `error`."""
         if self._may_fail:
             self._may_fail = False
             self.settle()

@@ -18,6 +18,7 @@ class Sink:
     There is one for the run directory, one for memory and one for trial runs. Each `site` is a `HookSite`.
 
     wants_calls: it needs the number of each module call within the forward pass
+    muted:       records are ignored for now
     has_values:  tensors hold real values, which may be read; False in a trial run
     stores_rows: it stores captures by sample
     stop:        why a check with policy `stop` asks for the end of the run, or None
@@ -27,6 +28,7 @@ class Sink:
     """
 
     wants_calls = False
+    muted = False
     has_values = True
     stores_rows = False
     stop: str | None = None
@@ -43,6 +45,9 @@ class Sink:
 
         start: the values of RECORD_KEYS, with which the record begins
         """
+
+    def emit_numbers(self, numbers: Tensor, records: Callable[[list[float]], list[dict[str, Any]]]) -> None:
+        """Take numbers, which may be read later, and what makes whole records of them."""
 
     def settle(self) -> None:
         """Read the tensors of pending records."""

@@ -231,7 +231,7 @@ class HookSite(SiteFolds, SiteValues, SiteModule):
             x,
             clock.rows if self.hook_type.sees_batch else None,
             samples if self.hook_type.batch and dim is not None else None,
-            {**dict(zip(RECORD_KEYS, self._start(), strict=True)), "split": sink.split},
+            {**dict(zip(RECORD_KEYS, self.record_start(), strict=True)), "split": sink.split},
         )
         number = self._draws.next()
         if isinstance(given, FaultList):

@@ -40,9 +40,9 @@ class SiteRecords(SiteDraws):
     ) -> None:
         # an edit acts again in a recomputed call, and in passes that the task makes for itself
         if self.spec.action.observes or (repeating() is None and not self.clock.is_dummy_pass):
-            self.sink.emit(self._start(path), data, show=show)
+            self.sink.emit(self.record_start(path), data, show=show)
 
-    def _start(self, path: str | None = None) -> tuple[Any, ...]:
+    def record_start(self, path: str | None = None) -> tuple[Any, ...]:
         """The values of RECORD_KEYS for a record about the tensor at `path`, by default the one that is acted on."""
         clock = self.clock
         current = self.current
@@ -87,7 +87,7 @@ class SiteRecords(SiteDraws):
                 largest = plain(largest).max()
         record = {"ok": ok, "message": message, "policy": policy, "least": least, "largest": largest}
         record |= self._checked()
-        if policy != "error" or not self.has_values:
+        if policy != "error" or not self.has_values or self.current.in_graph:
             self.emit(record)
             return
         record["ok"] = bool(ok)  # read once: the host waits for it
@@ -104,7 +104,7 @@ class SiteRecords(SiteDraws):
 
     def _require_passed(self, record: dict[str, Any]) -> None:
         """Raise CheckFailed, and emit the record, if its check did not pass."""
-        checked = {**dict(zip(RECORD_KEYS, self._start(), strict=True)), **record}
+        checked = {**dict(zip(RECORD_KEYS, self.record_start(), strict=True)), **record}
         record["last_good"] = self.sink.last_good.before(checked)
         if not record["ok"]:
             self.emit(record)
@@ -126,7 +126,7 @@ class SiteRecords(SiteDraws):
 
     def judge(self, numbers: Tensor, rules: Rules, policy: str) -> None:
         """Judge numbers now (policy `error`), when they are read (others), or with those of the whole step."""
-        start = self._start()
+        start = self.record_start()
         rules.require_width(_place_of(start), len(numbers))
         seen = readable(numbers)
         if seen is None:  # a trial run, or the model is being traced
@@ -138,7 +138,7 @@ class SiteRecords(SiteDraws):
         record = {"numbers": seen, "judge": rules.judge, "policy": policy, **self._checked()}
         if rules.steps is not None:
             self._add_to_step(start, seen)
-        elif policy != "error":
+        elif policy != "error" or self.current.in_graph:
             self.emit(record)
         else:
             of_now = {**dict(zip(RECORD_KEYS, start, strict=True)), **record, "numbers": seen.cpu()}

@@ -17,13 +17,22 @@ from torch.utils.hooks import RemovableHandle
 from hookrun.engine.actions.user_code import may_draw
 from hookrun.engine.hook_types import OPTIMIZER_STEP_POST, OPTIMIZER_STEP_PRE, HookType
 from hookrun.engine.plan.model_tree import children_first, class_name, parametrized, unhookable_model
-from hookrun.engine.plan.plan import SHOWN, Match, PlannedHook, ResolvedPlan, passed_on, uncompilable
+from hookrun.engine.plan.plan import (
+    SHOWN,
+    Match,
+    PlannedHook,
+    ResolvedPlan,
+    passed_on,
+    uncompilable,
+    unexportable,
+)
 from hookrun.engine.runtime.apply_action import Op, SiteRunner
 from hookrun.engine.runtime.call_stack import CallFunction, Calls, forget, with_callers
 from hookrun.engine.runtime.clock import Clock
 from hookrun.engine.runtime.compiled import in_graph_of, refusal
 from hookrun.engine.runtime.fast import direct_calls
 from hookrun.engine.runtime.fast.direct_calls import call_through_torch
+from hookrun.engine.runtime.graph_observers import GraphObservers
 from hookrun.engine.runtime.hooks.base import (
     BoundHook,
     ModuleHook,
@@ -107,6 +116,7 @@ class Wiring:
         problems = uncompilable(plan)
         self._refused = refusal(problems)
         self._compiles = not problems
+        self.observers = GraphObservers(sink, refusal(unexportable(plan)))
         self._model = model
         self._restored = restored
         self._reduced = reduced
@@ -223,8 +233,9 @@ class Wiring:
         runner = SiteRunner(
             site, for_other_ranks=self._reduced is not None and self._reduced.needs_dummy_passes
         )
-        inside = self._compiles and site.hook_type.in_graph
-        traced = in_graph_of(site) if inside else self._refused
+        traced = self._refused
+        if self._compiles and site.hook_type.in_graph:
+            traced = self.observers.add(site) if site.spec.action.observes else in_graph_of(site)
         if self._replace_op is not None:
             return BoundHook(site, self._replace_op(runner), traced)
         return BoundHook(site, runner.op(), traced, runner)
@@ -397,6 +408,7 @@ class Wiring:
         while self._handles:
             self._handles.pop().remove()
         self._zeros.clear()
+        self.observers.clear()
         self.hooked.places.clear()
         self._followed.clear()
         self.clock.passes = None

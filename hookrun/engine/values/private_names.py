@@ -46,6 +46,9 @@ NAMES = {
     "torch, compiler": {
         "torch._dynamo.eval_frame": "OptimizedModule",
         "torch._dynamo.exc": "TorchRuntimeError",
+        "torch._dynamo.symbolic_convert": "InstructionTranslator",
+        "torch._guards": "TracingContext",
+        "torch._higher_order_ops.effects": "_EffectType _register_effectful_op",
     },
     "hydra-core": {
         "hydra._internal.config_loader_impl": "get_overrides_dirname",

@@ -52,7 +52,7 @@ class Compiled:
         """Output, firings by (hook, path), and whether random numbers were drawn; the state of the run is restored."""
         hooks = self._hooks
         sites = [(site.hook_name, site.path) for site in hooks.sites if site.hook_type.phase == "forward"]
-        with hooks.uncounted(), buffers_kept(self._model), torch.random.fork_rng():
+        with hooks.uncounted(), hooks.unrecorded(), buffers_kept(self._model), torch.random.fork_rng():
             before, state = dict(hooks.fired), torch.get_rng_state()
             output = call(*args, **kwargs)
             after = hooks.fired

@@ -73,8 +73,7 @@ class OutputGrad(ModuleHook):
         if tracing():
             output = _apart(output, list(tensors((args, kwargs))))
             for firing in self.firings:
-                for _, tensor in _carrying(firing, output):
-                    firing.traced(tensor)
+                firing.traced(_carrying(firing, output))
             return output
         versions = end_call(self) or {}
         seen = dict[int, Tensor]()

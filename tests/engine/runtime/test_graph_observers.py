@@ -1,0 +1,273 @@
+"""Observers inside compiled graphs: the records of a compiled model are those of the model itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
+from torch.utils.checkpoint import checkpoint
+
+import hookrun
+
+STATS: dict[str, Any] = {"select": "**", "hook": "forward", "action": "stats"}
+CHECK: dict[str, Any] = {"select": "**", "hook": "forward", "action": "check", "max": 0.3, "policy": "warn"}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_compiled_before() -> Iterator[None]:
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+class Net(nn.Module):
+    """Calls a block twice, and returns two tensors."""
+
+    def __init__(self, *, checkpointed: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.block = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+        self.head = nn.Linear(8, 3)
+        self.checkpointed = checkpointed
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        for _ in range(2):
+            x = checkpoint(self.block, x, use_reentrant=False) if self.checkpointed else self.block(x)
+        return self.head(x), x
+
+
+def batch(number: int, rows: int = 5) -> Tensor:
+    return torch.randn(rows, 8, generator=torch.Generator().manual_seed(number))
+
+
+def loss_of(output: tuple[Tensor, Tensor]) -> Tensor:
+    return output[0].square().mean() + output[1].mean()
+
+
+def trained(model: nn.Module, call: Callable[..., Any], steps: int = 3) -> None:
+    """Each step has two micro-batches, whose backward passes follow both forwards."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(steps):
+        losses = [loss_of(call(batch(2 * step + part))) for part in range(2)]
+        for loss in losses:
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def run(
+    hooks_of: dict[str, Any],
+    backend: str | None,
+    *,
+    model: nn.Module | None = None,
+    loop: Callable[[nn.Module, Callable[..., Any]], None] = trained,
+) -> tuple[list[dict[str, Any]], dict[tuple[str, str], int]]:
+    """Records and firings of a training; backend: None: not compiled."""
+    model = Net() if model is None else model
+    with hookrun.hooked(model, {"hooks": hooks_of}) as hooks:
+        call = model if backend is None else hooks.compile(backend=backend, fullgraph=True)
+        loop(model, call)
+    return [dict(record) for record in hooks.records], dict(hooks.fired)
+
+
+def assert_same(found: list[dict[str, Any]], expected: list[dict[str, Any]], *, ordered: bool = True) -> None:
+    def place(record: dict[str, Any]) -> tuple[Any, ...]:
+        return tuple(str(record[key]) for key in ("step", "hook", "module", "path", "mode"))
+
+    if not ordered:  # hooks on one tensor, and those of parameters
+        found = sorted(found, key=place)
+        expected = sorted(expected, key=place)
+    assert len(found) == len(expected) > 0
+    for ours, theirs in zip(found, expected, strict=True):
+        assert list(ours) == list(theirs)
+        if "histogram" in theirs:
+            assert ours["histogram"]["counts"] == theirs["histogram"]["counts"]
+            assert ours.pop("histogram")["edges"] == pytest.approx(theirs["histogram"]["edges"], rel=1e-5)
+            theirs = {key: value for key, value in theirs.items() if key != "histogram"}
+        for key, value in theirs.items():
+            wanted = value
+            if isinstance(value, float | list) and key != "counts":
+                wanted = pytest.approx(value, rel=1e-5, abs=1e-6, nan_ok=True)
+            assert ours[key] == wanted, (key, theirs)
+            assert type(ours[key]) is type(value)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_records_and_counts_are_those_of_eager(backend: str) -> None:
+    hooks_of = {
+        "outputs": STATS,
+        "checked": CHECK,
+        "double": {"select": "block.0", "hook": "forward", "action": "scale", "factor": 2},
+        "after": {**STATS, "select": "block.0", "of": ["mean", "nans", "numel"]},
+        "channels": {**STATS, "select": "head", "dim": 1, "index": "..., 0:2"},
+        "bins": {**STATS, "select": "head", "of": [{"histogram": {"bins": 3}}]},
+        "arguments": {**STATS, "select": "head", "hook": "forward_pre"},
+        "second": {**STATS, "select": "", "target": "[1]", "of": ["abs_max", "zeros"]},
+    }
+    expected = run(hooks_of, None)
+    found = run(hooks_of, backend)
+    assert_same(found[0], expected[0])
+    assert found[1] == expected[1]
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.parametrize(
+    ("backend", "checkpointed"), [("aot_eager", False), ("aot_eager", True), ("eager", True)]
+)
+def test_gradients_are_those_of_eager(backend: str, checkpointed: bool) -> None:
+    hooks_of = {
+        "outputs": STATS,
+        "gradients": {**STATS, "hook": "output_grad"},
+        "checked": {**CHECK, "hook": "output_grad", "max": 0.01},
+        "parameters": {**STATS, "hook": "grad"},
+    }
+    expected = run(hooks_of, None, model=Net(checkpointed=checkpointed))
+    found = run(hooks_of, backend, model=Net(checkpointed=checkpointed))
+    assert_same(found[0], expected[0], ordered=False)
+    assert found[1] == expected[1]
+
+
+@pytest.mark.parametrize("hook", ["forward", "output_grad"])
+def test_on_off_and_on_again_is_one_graph(hook: str) -> None:
+    hooks_of = {
+        "some": {**STATS, "select": "head", "hook": hook, "when": {"step": {"every": 2}}},
+        "all": STATS,
+    }
+    expected = run(hooks_of, None)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        found = run(hooks_of, "aot_eager")
+    assert {record["step"] for record in found[0] if record["hook"] == "some"} == {0, 2}
+    assert_same(found[0], expected[0])
+    assert found[1] == expected[1]
+    assert counters["stats"]["unique_graphs"] == 1
+    assert not counters["graph_break"]
+
+
+def test_each_mode_and_shape_records_in_its_graph() -> None:
+    def loop(model: nn.Module, call: Callable[..., Any]) -> None:
+        for rows in (5, 3, 5):
+            loss_of(call(batch(rows, rows))).backward()
+        model.eval()
+        with torch.no_grad():
+            call(batch(9))
+
+    hooks_of = {"all": STATS, "train": {**STATS, "select": "head", "when": {"mode": "train"}}}
+    expected = run(hooks_of, None, loop=loop)
+    found = run(hooks_of, "aot_eager", loop=loop)
+    assert [record["mode"] for record in found[0]] == [record["mode"] for record in expected[0]]
+    assert_same(found[0], expected[0])
+    assert found[1] == expected[1]
+
+
+def test_a_graph_of_torch_compile_records_too() -> None:
+    def loop(model: nn.Module, call: Callable[..., Any]) -> None:
+        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+        trained(model, compiled)
+
+    inside = {**STATS, "select": ["block", "head"]}
+    hooks_of = {"outputs": inside, "gradients": {**inside, "hook": "output_grad"}}
+    assert_same(run(hooks_of, None, loop=loop)[0], run(hooks_of, None)[0])
+
+
+class Odd(nn.Module):
+    """Returns tensors of many kinds, one of them empty."""
+
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        return {
+            "complex": torch.complex(x, -x),
+            "float8": x.to(torch.float8_e4m3fn),
+            "bfloat16": x.to(torch.bfloat16),
+            "integers": (x * 4).long(),
+            "empty": x[:0],
+            "one": x[:1, :1],
+            "nan": x / 0 * 0,
+            "none": None,
+        }
+
+
+def test_tensors_of_every_kind_have_the_numbers_of_eager() -> None:
+    def loop(model: nn.Module, call: Callable[..., Any]) -> None:
+        call(batch(0))
+
+    hooks_of = {
+        "all": {**STATS, "select": "", "of": ["mean", "std", "min", "max", "nans", "bytes", "underflows"]},
+        "integers": {
+            **STATS,
+            "select": "",
+            "target": "integers",
+            "of": ["min", "max", "mean", {"counts": 4}],
+        },
+        "rows": {**STATS, "select": "", "target": "integers", "of": ["max"], "dim": 0},
+        "checked": {**CHECK, "select": ""},
+    }
+    expected = run(hooks_of, None, model=Odd(), loop=loop)
+    assert_same(run(hooks_of, "aot_eager", model=Odd(), loop=loop)[0], expected[0])
+
+
+def test_a_failed_check_raises_at_the_end_of_the_step() -> None:
+    model = Net()
+    with hookrun.hooked(model, {"hooks": {"c": {**CHECK, "policy": "error"}}}) as hooks:
+        call = hooks.compile(backend="aot_eager")
+        hooks.step()
+        loss_of(call(batch(0))).backward()
+        with pytest.raises(
+            hookrun.CheckFailed, match=r"block\.0 \(Linear\), epoch 0, step 1: expected every"
+        ):
+            hooks.step()
+    assert [record["module"] for record in hooks.records][:2] == ["block.0", "block.1"]
+
+
+def test_a_failed_check_stops_the_run_as_in_eager() -> None:
+    stopped = []
+    for compiles in (False, True):
+        model = Net()
+        with hookrun.hooked(model, {"hooks": {"c": {**CHECK, "policy": "stop"}}}) as hooks:
+            call = hooks.compile(backend="aot_eager") if compiles else model
+            call(batch(0))
+            stopped.append(hooks.stopped)
+    assert stopped[0] == stopped[1] is not None
+
+
+def test_nothing_is_lost_when_an_exception_leaves_the_block() -> None:
+    model = Net()
+    hooks_of = {"c": {**CHECK, "policy": "error"}, "s": {**STATS, "select": "head"}}
+    with pytest.raises(KeyError), hookrun.hooked(model, {"hooks": hooks_of}) as hooks:
+        hooks.compile(backend="aot_eager")(batch(0))
+        raise KeyError
+    assert {record["hook"] for record in hooks.records} == {"c", "s"}
+
+
+def test_outputs_are_those_of_the_compiled_model() -> None:
+    bare = Net()
+    expected = torch.compile(bare, backend="aot_eager")(batch(0))
+    loss_of(expected).backward()
+    model = Net()
+    with hookrun.hooked(model, {"hooks": {"s": STATS, "g": {**STATS, "hook": "output_grad"}}}) as hooks:
+        found = hooks.compile(backend="aot_eager")(batch(0))
+        loss_of(found).backward()
+    assert all(map(torch.equal, found, expected))
+    for ours, theirs in zip(model.parameters(), bare.parameters(), strict=True):
+        assert ours.grad is not None and theirs.grad is not None
+        assert torch.equal(ours.grad, theirs.grad)
+
+
+def test_cuda_graphs_are_refused_by_name() -> None:
+    with (
+        hookrun.hooked(Net(), {"hooks": {"s": STATS}}) as hooks,
+        pytest.raises(hookrun.CompileError, match="reduce-overhead uses CUDA graphs"),
+    ):
+        hooks.compile(mode="reduce-overhead")
+
+
+def test_an_exported_program_refuses_observers() -> None:
+    model = Net()
+    with (
+        hookrun.hooked(model, {"hooks": {"s": STATS}}),
+        pytest.raises(hookrun.CompileError, match="an exported program does not have"),
+    ):
+        torch.export.export(model, (batch(0),), strict=True)
