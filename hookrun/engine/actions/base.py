@@ -209,7 +209,7 @@ class Action(Section):
         return self.any_dtype or x.is_floating_point() or x.is_complex()
 
     def require_tensor(self, x: Tensor) -> None:
-        """ValueError if the action refuses this tensor, which it does not take, where a trial run sees it alone."""
+        """Raises Absent if the action refuses this tensor, which it does not take, where a trial run sees it alone."""
 
     @property
     def mixes_rows(self) -> bool:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 from pydantic import BeforeValidator, Discriminator, Field, model_validator
 from pydantic import Tag as Kind
 
+from hookrun.engine.actions.base import Absent
 from hookrun.engine.actions.fields import Count, Finite, OneOf, OneOrMore
 from hookrun.engine.validation import Section
 from hookrun.engine.values.tensors import is_integer
@@ -235,17 +236,17 @@ def require_dim(dim: int, shape: Sequence[int], of: Sequence[Statistic]) -> None
 
 
 def require_dtype(x: Tensor, of: Sequence[Statistic]) -> None:
-    """ValueError if tensors of this dtype do not have one of the statistics."""
+    """Absent if tensors of this dtype do not have one of the statistics."""
     keys = [each.key for each in of]
     if not is_integer(x):
         if "counts" in keys:
-            raise ValueError(
+            raise Absent(
                 f"counts is of integers, and the tensor is {_name_of(x)}: `histogram` counts other numbers, in bins"
             )
         return
     others = [key for key in keys if key not in INTEGER]
     if others:
-        raise ValueError(
+        raise Absent(
             f"the tensor is {_name_of(x)}, and of integers there are counts, min, max and mean, not "
             f"{listed(others)}: name some of these in `of`, or select another module or `target`"
         )

@@ -173,7 +173,7 @@ def measuring(of: Sequence[Statistic | Options], dim: int | None = None, *, wide
     dim:    the dimension that is kept; it comes first in the statistics
     widens: integers have all statistics, those of the floating-point numbers
 
-    ValueError for a tensor that does not have one of the statistics, or has too many places along `dim`.
+    ValueError for a tensor that has too many places along `dim`.
     """
     return _measuring(tuple(of), dim, widens)
 
@@ -184,12 +184,9 @@ def _measuring(of: tuple[Statistic | Options, ...], dim: int | None, widens: boo
     wanted = statistics(of)
     names = tuple(each.key for each in wanted)
     has_values = not SIZES.issuperset(names)
-    is_counting = "counts" in names
     forms = {each.key: partial(_in_form, each.value) for each in wanted if each.key == "histogram"}
 
     def measure(x: Tensor, readable: bool = False) -> dict[str, Any]:
-        if is_counting or (has_values and not widens and is_integer(x)):
-            require_dtype(x, wanted)
         if x.is_nested and (dim is not None or "entropy" in names):
             raise ValueError(
                 "the parts of a nested tensor have no dimension in common, as dim and entropy need it"
