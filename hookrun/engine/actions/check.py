@@ -94,7 +94,7 @@ class Check(Action):
     fails before there are n steps. 0 / 0 is 0, and any other number divided by 0 is infinite. A failure is reported at
     the end of the step in which it begins, and again when another index fails too. `update_ratio` holds a copy of the
     parameters during the step; it is 0 where all elements were 0 before. In your own loop set `hooks.loss = loss`
-    before each step ends.
+    before each step ends; the callbacks of Lightning and transformers do so.
     """
 
     action_name = "check"

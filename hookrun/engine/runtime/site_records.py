@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from hookrun.engine.runtime.rng import kept_samples
 from hookrun.engine.runtime.site_draws import SiteDraws
 from hookrun.engine.runtime.snapshot import copied
 from hookrun.engine.values.containers import plain, readable
-from hookrun.errors import CheckFailed, HookError
+from hookrun.errors import CheckFailed, HookError, HookrunWarning
 
 if TYPE_CHECKING:
     from hookrun.engine.actions.fields import Keep
@@ -29,11 +30,13 @@ class SiteRecords(SiteDraws):
     rules:        those of a check over steps
     in_step:      of the firings in this step at each place: how the record begins, the sum of the numbers, how many
     is_uncounted: firings do not count now, so that they are not added to the step either
+    is_unknown_told: the user has been told that the loss of a step was not known
     """
 
     rules: Rules | None = None
     in_step: dict[Place, tuple[tuple[Any, ...], Tensor, int]]
     is_uncounted = False
+    is_unknown_told = False
 
     def emit(
         self, data: Mapping[str, Any] | Measured, path: str | None = None, *, show: bool = False
@@ -172,16 +175,24 @@ class SiteRecords(SiteDraws):
             if rules.of == LOSS:
                 numbers = self.clock.loss
                 if numbers is None:
-                    raise HookError(
-                        f"{self.where}: the loss of step {self.clock.step} is not known: set `hooks.loss = loss` "
-                        "before the step ends, or leave such steps out, as `when: {mode: train}` does"
-                    )
+                    self._tell_unknown_loss()
+                    continue
             record = {
                 "numbers": numbers,
                 "judge": rules.judge,
                 "policy": self.spec.action.value_of(Meaning.POLICY),
             }
             self.sink.emit(start, {**record, "class": type(self.module).__name__})
+
+    def _tell_unknown_loss(self) -> None:
+        if not self.is_unknown_told:
+            self.is_unknown_told = True
+            warnings.warn(
+                f"{self.where}: the loss of step {self.clock.step} is not known, and such steps are not checked: set "
+                "`hooks.loss = loss` before a step ends, or leave them out, as `when: {mode: train}` does",
+                HookrunWarning,
+                stacklevel=2,
+            )
 
     def rebuild(self, value: Any, change: Callable[[Tensor], Tensor]) -> Any:
         return copied(value, change)
