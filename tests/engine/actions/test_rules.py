@@ -306,7 +306,7 @@ def test_units_that_change_in_number_are_an_error() -> None:
     with hookrun.hooked(nn.Identity(), hook(dim=0, over={"steps": 2}, max=0)) as hooks:
         hooks_see(hooks, torch.ones(3, 2))
         hooks.records  # noqa: B018
-        with pytest.raises(HookError, match="dim: 0 has 4 units now and had 3 in earlier steps"):
+        with pytest.raises(HookError, match="dim: 0 has 4 units now and had 3 before"):
             hooks_see(hooks, torch.ones(4, 2))
 
 
