@@ -280,17 +280,9 @@ def _count(x: Tensor) -> Tensor:
     return x.count_nonzero() if x.dim() == 1 else x.bool().sum(-1)
 
 
-def _variance(rows: Rows) -> Tensor:
-    if rows.n == 1:  # torch warns about it
-        return rows.flat.sum(-1) * math.nan
-    return rows.flat.var(-1)
-
-
-def _deviation(rows: Rows) -> Tensor:
-    """Not the root of the variance, which is out of range for large numbers."""
-    if rows.n == 1:
-        return rows.flat.sum(-1) * math.nan
-    return rows.flat.std(-1)
+def _unknown(rows: Rows) -> Tensor:
+    """NaN, the spread of single elements, about which torch warns."""
+    return rows.flat.sum(-1) * math.nan
 
 
 def _norm(rows: Rows) -> Tensor:
@@ -322,29 +314,28 @@ def _underflows(rows: Rows) -> Tensor:
     return below.sum(-1) / others.sum(-1)
 
 
+def _entropy(rows: Rows, shares: Tensor) -> Tensor:
+    """The mean over all places of the entropy along the last dimension. shares: probabilities, like rows.x"""
+    import torch
+
+    of_places = torch.special.entr(shares).sum(-1)
+    return of_places.reshape(*rows.flat.shape[:-1], -1).mean(-1)
+
+
 def _entropy_of_scores(rows: Rows) -> Tensor:
-    logs = rows.x.log_softmax(-1)
-    shares = logs.exp()
-    surprise = (shares * logs).masked_fill(shares == 0, 0)  # a score of -inf has none
-    return _mean_of_places(rows, -surprise.sum(-1))
+    return _entropy(rows, rows.x.softmax(-1))
 
 
 def _entropy_of_probabilities(rows: Rows) -> Tensor:
-    import torch
-
-    shares = rows.x / rows.x.sum(-1, keepdim=True)
-    return _mean_of_places(rows, torch.special.entr(shares).sum(-1))
-
-
-def _mean_of_places(rows: Rows, x: Tensor) -> Tensor:
-    """[..., *places] -> [...]"""
-    return x.reshape(*rows.flat.shape[:-1], -1).mean(-1)
+    return _entropy(rows, rows.x / rows.x.sum(-1, keepdim=True))
 
 
 DEFINITIONS: Mapping[str, Callable[[Rows], Any]] = {
     "mean": _mean,
-    "var": _variance,
-    "std": _deviation,
+    "var": lambda rows: rows.flat.var(-1) if rows.n > 1 else _unknown(rows),
+    "std": lambda rows: (
+        rows.flat.std(-1) if rows.n > 1 else _unknown(rows)
+    ),  # the root of var may be out of range
     "extremes": _extremes,
     "min": lambda rows: rows["extremes"][0],
     "max": lambda rows: rows["extremes"][1],
@@ -445,23 +436,18 @@ def _quantiles(shares: Sequence[float]) -> Statistic:
         import torch
 
         ascending = rows.flat.sort(-1).values
-        found = [_between(ascending, share * (rows.n - 1)) for share in shares]
+        found: list[Tensor] = []
+        for share in shares:
+            place = share * (rows.n - 1)
+            below = math.floor(place)
+            low = ascending[..., below]
+            high = ascending[..., math.ceil(place)]
+            between = low.lerp(high, place - below)  # NaN between two infinities
+            found.append(torch.where(low == high, low, between))
         last = ascending[..., -1:]  # NaN comes last
         return torch.stack(found, -1).where(~last.isnan(), last)
 
     return Statistic("quantiles", define, len(shares), in_graph=False)
-
-
-def _between(ascending: Tensor, place: float) -> Tensor:
-    """The number at a place between two, by linear interpolation."""
-    import torch
-
-    below = math.floor(place)
-    low = ascending[..., below]
-    if place == below:
-        return low
-    high = ascending[..., below + 1]
-    return torch.where(low == high, low, low.lerp(high, place - below))  # of two infinities lerp is NaN
 
 
 def _histogram(wanted: Bins) -> Statistic:
