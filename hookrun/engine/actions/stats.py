@@ -164,26 +164,29 @@ def _read(wanted: Sequence[Wanted], dim: int | None, numbers: list[float]) -> di
     return found
 
 
-def measuring(of: Sequence[Statistic | Options], dim: int | None = None, *, widens: bool = False) -> Measure:
+def measuring(of: Sequence[Statistic | Options], dim: int | None = None) -> Measure:
     """A function from a tensor to the statistics that `of` names: tensors [] and [k], or plain numbers and lists.
 
     Its second argument says whether numbers can be read from the tensor now, which is faster on the CPU: no mode, trace
     or transform sees what is computed.
 
-    dim:    the dimension that is kept; it comes first in the statistics
-    widens: integers have all statistics, those of the floating-point numbers
+    Of integers the statistics that `stats` does not give for them are those of the floating-point numbers, and then so
+    are the others.
+
+    dim: the dimension that is kept; it comes first in the statistics
 
     ValueError for a tensor that has too many places along `dim`.
     """
-    return _measuring(tuple(of), dim, widens)
+    return _measuring(tuple(of), dim)
 
 
 @cache
-def _measuring(of: tuple[Statistic | Options, ...], dim: int | None, widens: bool) -> Measure:
+def _measuring(of: tuple[Statistic | Options, ...], dim: int | None) -> Measure:
     """As `measuring`; for equal arguments the same function, so that a trial run knows what it has tried."""
     wanted = statistics(of)
     names = tuple(each.key for each in wanted)
     has_values = not SIZES.issuperset(names)
+    needs_floats = not INTEGER.issuperset(names)
     forms = {each.key: partial(_in_form, each.value) for each in wanted if each.key == "histogram"}
 
     def measure(x: Tensor, readable: bool = False) -> dict[str, Any]:
@@ -201,7 +204,7 @@ def _measuring(of: tuple[Statistic | Options, ...], dim: int | None, widens: boo
             return {name: sizes[name] for name in names}
         require_whole(x)
         x = x.detach()
-        if widens and is_integer(x):
+        if needs_floats and is_integer(x):
             x = x.float()
         if dim is None:
             numbers = numbers_in(x)
