@@ -126,10 +126,12 @@ class Rules:
         windows = list[Any]()
         for place, window in self._windows.items():
             windows.append([list(place), window.numbers.clone(), window.seen, dict(window.broken)])
-        return {"windows": windows}
+        return {"of": self.of, "steps": self.steps, "windows": windows}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state_dict`."""
+        """Continue from a `state_dict`; windows of another statistic or length, in another plan, begin anew."""
+        if (state["of"], state["steps"]) != (self.of, self.steps):
+            return
         for place, numbers, seen, broken in state["windows"]:
             window = self._windows[tuple(place)] = Window(*numbers.shape)
             window.numbers.copy_(numbers)

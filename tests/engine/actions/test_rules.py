@@ -144,7 +144,7 @@ def test_the_number_of_a_step_is_the_mean_of_its_firings() -> None:
         for number in (1.0, 2.0, 6.0):
             hooks.clock.model(torch.tensor([number]))
     (record,) = hooks.records
-    assert record["number"] == pytest.approx(3.0) if record["step"] == 0 else 0
+    assert (record["step"], record["number"]) == (0, pytest.approx(3.0))
 
 
 def test_training_and_evaluation_have_windows_of_their_own() -> None:
@@ -223,6 +223,19 @@ def test_a_resumed_training_tells_the_same() -> None:
     (first, *_) = records
     assert (first["hook"], first["step"], first["units"]) == ("dead", 4, [2, 3])
     assert {record["step"] for record in records if record["hook"] != "dead"} == {12}
+
+
+def test_a_window_of_another_length_begins_anew() -> None:
+    with hookrun.hooked(nn.Identity(), hook(over={"steps": 2}, max=0)) as hooks:
+        hooks_see(hooks, torch.ones(1))
+        hooks_see(hooks, torch.ones(1))
+        state = hooks.state_dict()
+    for keys, count in (({"over": {"steps": 3}}, 2), ({"of": "sum", "over": {"steps": 2}}, 1)):
+        with hookrun.hooked(nn.Identity(), hook(**keys, max=0)) as hooks:
+            hooks.load_state_dict(state, strict=False)
+            for _ in range(4):
+                hooks_see(hooks, torch.ones(1))
+        assert steps(hooks.records) == [2 + count], keys
 
 
 def test_the_policies_raise_stop_or_record_at_the_end_of_a_step() -> None:
