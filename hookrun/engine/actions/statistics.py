@@ -59,16 +59,8 @@ INTEGER = SIZES | {"counts", "min", "max", "mean"}
 WHOLE = frozenset({"counts", "nans", "infs", "bytes", "numel"})
 """The statistics that are whole numbers."""
 
-_EMPTY: Mapping[str, float] = {
-    "sum": 0.0,
-    "norm": 0.0,
-    "nans": 0,
-    "infs": 0,
-    "counts": 0,
-    "bytes": 0,
-    "numel": 0,
-}
-"""The statistics of a tensor without elements; all others are NaN."""
+_ZERO_OF_NOTHING = WHOLE | {"sum", "norm"}
+"""The statistics that are 0 for a tensor without elements; all others are NaN."""
 
 
 class Bins(Section):
@@ -176,7 +168,8 @@ class Statistic:
         if self.key == "histogram":
             bins = count // 2
             return self.value([0] * bins + [math.nan] * (bins + 1))
-        return self.value([_EMPTY.get(self.key, math.nan)] * count)
+        number = 0.0 if self.key in _ZERO_OF_NOTHING else math.nan
+        return self.value([number] * count)
 
 
 def statistic(item: str | Options) -> Statistic:
@@ -200,11 +193,10 @@ def statistics(of: Iterable[str | Options]) -> tuple[Statistic, ...]:
     ValueError if two of them have the same name in a record, or if they are more numbers than a record holds.
     """
     found = tuple(statistic(item) for item in dict.fromkeys(of))
-    keys = set[str]()
-    for each in found:
-        if each.key in keys:
-            raise ValueError(f"{each.key} is named twice, and a record holds it once: give one of the two")
-        keys.add(each.key)
+    keys = [each.key for each in found]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise ValueError(f"{key} is named twice, and a record holds it once: give one of the two")
     numbers = count_of(found)
     if numbers > MOST_NUMBERS:
         raise ValueError(f"these are {numbers:,} numbers, and a record has at most {MOST_NUMBERS:,}")
