@@ -73,7 +73,8 @@ class Stats(Action):
 
     Integer and boolean tensors have `counts`, `min`, `max`, `mean`, `bytes` and `numel`, other tensors all but
     `counts`. In a value of several tensors without `target` the floating-point ones are recorded, with `counts` the
-    integers, and all of them if `of` has nothing but `bytes` and `numel`.
+    integers, and all of them if `of` has nothing but `bytes` and `numel`. A hook that would record nothing at any of
+    its modules is refused before the run; of another one the plan says where it records nothing.
     """
 
     action_name = "stats"

@@ -261,7 +261,7 @@ class Installation(Shown):
         """(hook, module path, why) of hooks that never fired there, found no tensor, or repeated a part of a list."""
         causes = self._causes
         sites = [
-            site for site in self.sites if not (site.spec.action.finds and self.has_found(site.hook_name))
+            site for site in self.sites if not (site.spec.action.finds and self._has_found(site.hook_name))
         ]
         never = [
             (site.hook_name, site.path, f"never fired{causes.get((site.hook_name, site.path), '')}")
@@ -271,7 +271,7 @@ class Installation(Shown):
         idle = [(site.hook_name, site.path, why) for site in sites if (why := site.why_idle)]
         return never + idle
 
-    def has_found(self, hook: str) -> bool:
+    def _has_found(self, hook: str) -> bool:
         """Whether the hook has acted at one of its modules."""
         return any(site.hook_name == hook and site.firings > site.idle for site in self.sites)
 
