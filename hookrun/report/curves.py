@@ -43,7 +43,7 @@ Mark = tuple[float, str]
 """The step at which a rule tripped, and which rule."""
 Marks = Mapping[Any, Sequence[Mark]]
 """What names a curve -> its marks."""
-NO_MARKS: Marks = {}
+NO_MARKS: Mapping[Any, Any] = {}
 ORDER = "those with the largest values come first; the map has all"
 
 
@@ -128,19 +128,23 @@ def _by_module(
 
 
 def statistics(
-    records: Iterable[Record], places: Mapping[str, int], *, are_gradients: bool, marks: Marks = NO_MARKS
+    records: Iterable[Record],
+    places: Mapping[str, int],
+    *,
+    are_gradients: bool,
+    marks: Mapping[tuple[str, str], Marks] = NO_MARKS,
 ) -> list[Figure]:
     """The pictures of each number of measured records: first of each its first one, gradient norms before others.
 
     places: module or parameter -> its position in the model
-    marks:  those of curves by mode, statistic and name
+    marks:  mode and statistic -> those of its curves
     """
     ranked = list[tuple[int, Figure]]()
     found = statistics_in(records, places, is_number)
     for name, mode, suffix, points, unit in sorted(found, key=lambda each: each.name != "norm"):
         is_gradient_norm = name == "norm" and are_gradients
         title = ("gradient norm" if is_gradient_norm else name) + suffix
-        marked = {path: marks.get((mode, name, path), ()) for path in points if unit == "step"}
+        marked = marks.get((mode, name), NO_MARKS) if unit == "step" else NO_MARKS
         figures = list(over_steps(title, points, unit, name, by_layer=is_gradient_norm, marks=marked))
         if len(points) > COLOURS:
             figures += _largest(title, _series(points, marked), unit, name)

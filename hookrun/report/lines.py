@@ -10,9 +10,9 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import FiniteFloat, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from hookrun.store.files import MissingFile, StoreError, decoded_lines, open_inside
 from hookrun.store.format import decode
@@ -126,7 +126,7 @@ class Histogram(Record):
     """Counts [n] between rising edges [n + 1]."""
 
     counts: Listing[Count]
-    edges: Listing[FiniteFloat]
+    edges: Listing[Annotated[float, Field(ge=-1e280, le=1e280)]]
 
     @model_validator(mode="after")
     def _fit(self) -> Self:

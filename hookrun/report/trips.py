@@ -19,14 +19,14 @@ def trips_line(facts: RunData) -> str:
     return f"{counted(len(rules), 'rule')} tripped: {listed(rules, _SHOWN)}"
 
 
-def marks_on(hook_type: str | None, facts: RunData) -> dict[tuple[str, str, str], list[Mark]]:
-    """Mode, statistic and name of a curve of hooks of a type -> the marks that rules of this type set on it."""
-    marks = dict[tuple[str, str, str], list[Mark]]()
+def marks_on(hook_type: str | None, facts: RunData) -> dict[tuple[str, str], dict[str, list[Mark]]]:
+    """Mode and statistic -> name of a curve of hooks of a type -> the marks that rules of this type set on it."""
+    marks = dict[tuple[str, str], dict[str, list[Mark]]]()
     for record in facts.trips:
         rule = facts.planned.get(record["hook"])
         if rule is not None and rule.hook == hook_type:
-            key = record["mode"], str(record.get("of")), "".join(place_of(record))
-            marks.setdefault(key, []).append(mark(record))
+            of_statistic = marks.setdefault((record["mode"], str(record.get("of"))), {})
+            of_statistic.setdefault("".join(place_of(record)), []).append(mark(record))
     return marks
 
 
