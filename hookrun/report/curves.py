@@ -219,11 +219,22 @@ def charts(
 
 @np.errstate(over="ignore", invalid="ignore", divide="ignore")
 def layer_map(
-    title: str, points: Points, unit: str, noun: str = "layer", facts: Sequence[str] = (), **options: Any
+    title: str,
+    points: Points,
+    unit: str,
+    *,
+    noun: str = "layer",
+    most: int = MOST_ROWS,
+    facts: Sequence[str] = (),
+    **options: Any,
 ) -> Figure:
-    """A map of layers over steps; coloured by magnitude if no value is negative and they differ by much.
+    """A map of layers, or of other things, over steps; by magnitude if values are far apart and none is negative.
 
-    With more than `MOST_ROWS` layers, neighbours share a row, which shows their maximum.
+    noun:    what the rows are
+    facts:   texts below the map, above those that name remarkable layers
+    options: of the `HeatMap`
+
+    With more than `most` layers, neighbours share a row, which shows their maximum.
     """
     names = [module_name(path) for path in points]
     places = np.unique(np.concatenate([steps for steps, _ in points.values()]))
@@ -240,7 +251,7 @@ def layer_map(
     notes = list[str]()
     if block > 1:
         notes.append(f"a column is the mean of {block} {unit}s")
-    share = -(-len(names) // MOST_ROWS)
+    share = -(-len(names) // most)
     if share > 1:
         notes.append(f"a row is the largest of {share} {noun}s")
         starts = range(0, len(names), share)

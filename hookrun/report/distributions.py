@@ -24,6 +24,8 @@ from hookrun.store.records import PlannedHookRecord
 
 OF_EXPERTS = ("dead", "hot")
 """Lists of records that name experts."""
+MOST_UNITS = 128
+"""Rows of a map of units; of more, neighbours share a row."""
 _FEW = 12
 """Up to so many experts, the map of their load has numbers."""
 
@@ -84,7 +86,7 @@ def _pictures(path: str, statistic: Statistic, noun: str, quantiles: Sequence[st
 def _of_indices(title: str, points: Points, unit: str, noun: str) -> Figure:
     """What each index has, as a map over steps; of a single step as points."""
     if max(len(steps) for steps, _ in points.values()) > 1:
-        return layer_map(title, points, unit, noun)
+        return layer_map(title, points, unit, noun=noun, most=MOST_UNITS)
     row = [values[0] for _, values in points.values()]
     return lines(title, [Series(title, range(len(row)), row, dots=True)], x=noun, y="value")
 
