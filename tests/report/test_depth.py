@@ -52,6 +52,13 @@ def test_a_single_module_has_no_depth(tmp_path: Path) -> None:
     assert 'id="depth"' not in write_report(tmp_path).read_text()
 
 
+def test_jobs_with_other_modules_have_a_chart_of_their_own(folder: Path) -> None:
+    job(folder, 3, ["conv1", "fc"])
+    drawn = depth.build(read_sweep(folder))
+    tables = [figure.table for _, figures in drawn for figure in figures]
+    assert [[row[0] for row in table.rows] for table in tables if table] == [MODULES, ["conv1", "fc"]]
+
+
 def test_many_jobs_are_folded(tmp_path: Path) -> None:
     for number in range(50):
         job(tmp_path, number)

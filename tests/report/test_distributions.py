@@ -43,6 +43,12 @@ def test_a_histogram_is_a_row_for_each_step() -> None:
         assert np.allclose(row, expected, rtol=1e-3)
 
 
+def test_a_histogram_of_any_step_is_drawn() -> None:
+    for step in (0, 1, 2**53):
+        [figure] = distributions([record("h", "fc", step, histogram=histogram(np.arange(9.0)))], {}, (), 40)
+        assert rows(figure) == [pytest.approx([step, 0, 1 / 16, 8], rel=1e-3)]
+
+
 def test_rows_of_a_ridge_share_one_axis_of_values() -> None:
     """A bin of a narrow histogram is at its own value, not at that of the wide one."""
     wide = {"counts": [1, 1, 1, 1], "edges": [0, 1, 2, 3, 4]}

@@ -46,7 +46,9 @@ def ridge(title: str, histograms: Mapping[float, Histogram], y: str) -> Figure:
     height = (floor - TOP) * _OVERLAP / (len(places) - 1 + _OVERLAP)
     edges = [histograms[place]["edges"] for place in places]
     across = axis_of([each[end] for each in edges for end in (0, -1)], LEFT, WIDTH - RIGHT)
-    up = Axis(places[0], max(places[-1], places[0] + 0.5), floor, TOP + height, whole=True)
+    up = Axis(
+        places[0], max(places[-1], math.nextafter(places[0] + 0.5, math.inf)), floor, TOP + height, whole=True
+    )
     chart = Chart(title, across, up, "value", y)
     rows = list[tuple[str, ...]]()
     for place in reversed(places):  # later rows are behind
@@ -56,7 +58,7 @@ def ridge(title: str, histograms: Mapping[float, Histogram], y: str) -> Figure:
         for x, share in zip(outline.x, outline.y, strict=True):
             path += f"L{across(x)} {base - height * share:.1f}"
         chart.add_path("ridge c0", f"M{path[1:]}Z")
-        fullest = max(zip(outline.y, outline.x, strict=True))[1]
+        fullest = outline.x[outline.y.index(max(outline.y))]
         rows.append(tuple(map(number, (place, outline.x[0], fullest, outline.x[-1]))))
     table = Table(ALL, (y, "from", "fullest at", "to"), tuple(reversed(rows)))
     note = f"{len(places)} of {len(histograms):,} histograms; heights are square roots of counts"
