@@ -33,7 +33,7 @@ LISTING = frozenset({"stats", "expert_load"})
 """The actions whose lists are drawn."""
 MOST_MARKS = 24
 """Marks of a curve."""
-MOST_MODES = 4
+MOST_STATISTICS = 96
 MOST_COLUMNS = 200
 MOST_NAMED = 5
 
@@ -98,15 +98,15 @@ def statistics_in(
 
     places: module or parameter -> its position in the model
     """
-    by_mode = grouped(records, lambda record: str(record["mode"]))
-    for mode in list(by_mode)[:MOST_MODES]:
-        suffix = f", {mode} mode" if len(by_mode) > 1 else ""
-        names = dict[str, None]()
-        for record in by_mode[mode]:
-            names |= {name: None for name, value in recorded(record).items() if is_wanted(value)}
-        for name in list(names)[:MOST_CHARTS]:
-            of_name = (record for record in by_mode[mode] if is_wanted(record.get(name)))
-            yield Statistic(name, mode, suffix, *_by_module(of_name, name, places))
+    found = dict[tuple[str, str], list[Record]]()
+    for record in records:
+        for name, value in recorded(record).items():
+            if is_wanted(value):
+                found.setdefault((record["mode"], name), []).append(record)
+    has_modes = len({mode for mode, _ in found}) > 1
+    for mode, name in list(found)[:MOST_STATISTICS]:
+        suffix = f", {mode} mode" if has_modes else ""
+        yield Statistic(name, mode, suffix, *_by_module(found[mode, name], name, places))
 
 
 def _by_module(

@@ -79,16 +79,12 @@ def _pictures(path: str, statistic: Statistic, noun: str, quantiles: Sequence[st
             quantiles = [f"{place + 1} of {len(points)}" for place in range(len(points))]
         curves = [Series(share, *curve) for share, curve in zip(quantiles, points.values(), strict=True)]
         yield from charts(f"{name} of {title}", spread(curves, COLOURS), x=unit, y="value")
+    elif len(at) > 1 and points:
+        yield layer_map(f"{name} of each {noun} of {title}", points, unit, noun=noun, most=MOST_UNITS)
     elif points:
-        yield _of_indices(f"{name} of each {noun} of {title}", points, unit, noun)
-
-
-def _of_indices(title: str, points: Points, unit: str, noun: str) -> Figure:
-    """What each index has, as a map over steps; of a single step as points."""
-    if max(len(steps) for steps, _ in points.values()) > 1:
-        return layer_map(title, points, unit, noun=noun, most=MOST_UNITS)
-    row = [values[0] for _, values in points.values()]
-    return lines(title, [Series(title, range(len(row)), row, dots=True)], x=noun, y="value")
+        row = [of_index[0] for _, of_index in points.values()]
+        dots = Series(name, range(len(row)), row, dots=True)
+        yield lines(f"{name} of each {noun} of {title}", [dots], x=noun, y="value")
 
 
 def _separated(at: Sequence[float], values: Sequence[Any]) -> tuple[dict[float, Histogram], Points]:
