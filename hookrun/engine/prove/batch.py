@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookrun.engine.actions.base import Absent
+from hookrun.engine.actions.base import Absent, Action
 from hookrun.engine.hook_types import BACKWARD, BACKWARD_PRE, FORWARD, FORWARD_PRE, HookType
 from hookrun.engine.plan.batch import Followers, Shapes, followers_of
 from hookrun.engine.plan.plan import Match, PlannedHook, ResolvedPlan
@@ -24,6 +24,7 @@ from hookrun.engine.values.containers import (
     differentiable,
     get,
     leaves,
+    path_of,
     rebuild,
     tensors,
     unwrapped,
@@ -192,7 +193,7 @@ class BatchRuns:
             model(*args, **kwargs)
 
     def read(self) -> ResolvedPlan:
-        """The plan with what its actions take from the values of the first calls, see `Action.reading`."""
+        """The plan with what its actions take from the values of the first calls, see `Action.taken`."""
         hooks = list[PlannedHook]()
         for hook in self.plan.hooks:
             matches = tuple(self._readings(hook))
@@ -210,7 +211,7 @@ class BatchRuns:
             if call is not None and hook.spec.hook_type in (FORWARD_PRE, FORWARD):
                 value = call[hook.spec.hook_type is FORWARD]
                 with suppress(Absent, TargetError):  # of an edit, the run with the hooks reports it
-                    reads = action.reading(value, self.modules[match.path])
+                    reads = _reads(action, value, self.modules[match.path])
             if reads is not None or not action.finds:
                 yield replace(match, reads=reads)
 
@@ -274,6 +275,19 @@ class BatchRuns:
         while (call := (path, len(calls))) in self._small and call in self._large:
             calls.append((_shapes(hook, *self._small[call]), _shapes(hook, *self._large[call])))
         return followers_of(calls, self.two.sizes)
+
+
+def _reads(action: Action, value: Any, module: nn.Module) -> str | None:
+    """Which tensors of a value the action takes, and how many values its parameters may have there, for the plan."""
+    taken = action.taken(value, module)
+    if taken is None:
+        return None
+    found = [f"{name} {path_of(value, tensor)}" for name, tensor in taken.items()]
+    for key in type(action).model_fields:
+        count = action.count_of(key, module)
+        if count is not None:
+            found.append(f"{count or 'an unknown number of'} {key}")
+    return ", ".join(found)
 
 
 def innermost(matches: Sequence[Match]) -> tuple[Match, ...]:

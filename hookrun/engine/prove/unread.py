@@ -51,8 +51,8 @@ class ScoreReads(TorchDispatchMode):
         """Note the scores in the output of a router, and what a hook that edits them has made of them."""
         keys = site.target_keys or ()
         with suppress(Absent, containers.TargetError):
-            scores, _ = router_output(value, site.module)
-            if containers.get(value, keys) is scores:
+            scores, _, _ = router_output(value, site.module)
+            if scores is not None and containers.get(value, keys) is scores:
                 for tensor in (scores, containers.get(new, keys)):
                     self._scores.append((site.hook_name, site.path, ref(tensor)))
 

@@ -162,6 +162,26 @@ def test_an_expert_that_does_not_exist_is_refused() -> None:
     assert "drop_expert on experts: there is no expert 5: it has 5, numbered from 0" in text
 
 
+def test_a_list_of_modules_tells_how_many_experts_there_are() -> None:
+    model = nn.Sequential(Passing())
+    model[0].experts = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)])
+    with pytest.raises(hookrun.CompileError, match="there is no expert 3: it has 3"):
+        hookrun.compile(dropping(3, select="0"), model)
+
+
+def test_a_mask_of_the_chosen_experts_is_refused() -> None:
+    class Masked(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.experts((x > 0).long(), x)[1]
+
+    model = Masked()
+    model.experts = Passing()
+    model.experts.num_experts = 4
+    x = torch.rand(3, 4)
+    assert "k less than the number of experts" in mistake(model, dropping(1), x)
+    assert "takes indices [0], weights [1], 4 experts" in plan_of(model, dropping(1, indices="[0]"), x)
+
+
 def test_a_module_without_indices_is_refused() -> None:
     model, x = small()
     text = mistake(model, dropping(1, select=""), x)
