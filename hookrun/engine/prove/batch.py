@@ -210,8 +210,10 @@ class BatchRuns:
             reads = None
             if call is not None and hook.spec.hook_type in (FORWARD_PRE, FORWARD):
                 value = call[hook.spec.hook_type is FORWARD]
+                target = hook.spec.keys.target
                 with suppress(Absent, TargetError):  # of an edit, the run with the hooks reports it
-                    reads = _reads(action, value, self.modules[match.path])
+                    seen = value if target is None else get(value, target.keys)
+                    reads = _reads(action, seen, self.modules[match.path])
             if reads is not None or not action.finds:
                 yield replace(match, reads=reads)
 
