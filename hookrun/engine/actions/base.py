@@ -220,7 +220,7 @@ class Action(Section):
         return None
 
     def count_of(self, key: str, module: Module) -> int | None:
-        """How many values from 0 on the parameter `key` may take at a module; 0: not known; None: any value."""
+        """How many values from 0 on the parameter `key` may take at a module; None: they cannot be counted."""
         return None
 
     # ---- known from the declarations and from the types of the fields -------------------------------------------

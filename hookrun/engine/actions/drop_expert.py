@@ -21,14 +21,15 @@ if TYPE_CHECKING:
 class DropExpert(Action):
     """Take experts out of a mixture: the weights of the tokens that have chosen them become 0.
 
-    experts:     their numbers, from 0
+    experts:     their numbers, from 0; one beyond those of the module is refused if it tells how many it has, by an
+                 attribute such as `num_experts`, a list of modules or parameters [experts, in, out]
     renormalize: the weights of a token keep their sum; a token that is left with no expert gets 0
     indices:     where the numbers of the chosen experts are, `"[1]"`; null: the only tensor of whole numbers [..., k]
                  beside one of floating-point numbers of the same shape, with fewer than all experts in a row
     weights:     where their weights are; null: that other tensor
 
     On `forward_pre` of the module that gets both, or on `forward` of a router that returns both. The plan shows which
-    tensors they are.
+    tensors they are, and how many experts there are. An expert that no token chooses is no change.
     """
 
     action_name = "drop_expert"
@@ -53,12 +54,13 @@ class DropExpert(Action):
 
     def count_of(self, key: str, module: Module) -> int | None:
         """How many experts the module has."""
-        return expert_count(module) or 0 if key == "experts" else None
+        return expert_count(module) if key == "experts" else None
 
     def taken(self, value: Any, module: Module) -> Mapping[str, Tensor]:
         """The indices and the weights."""
         indices, weights = chosen_experts(value, module, self.indices, self.weights)
-        return {"indices": indices, "weights": weights}
+        count = expert_count(module)
+        return {"indices": indices, f"weights of {count or 'an unknown number of'} experts": weights}
 
     def build(self, site: HookSite) -> Edit:
         """A function [indices, weights], in any order -> the new weights, and None for the indices."""

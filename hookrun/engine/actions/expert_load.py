@@ -57,7 +57,7 @@ class ExpertLoad(Action):
         import torch
 
         entropy = statistic(Options(entropy=self.entropy))
-        silence = Silence()
+        silence = Silence(self.dead)  # an expert that was never chosen is dead
         site.register_state(silence)
 
         def load(value: Any) -> None:
@@ -68,9 +68,7 @@ class ExpertLoad(Action):
             record: dict[str, Any] = {"counts": counts.long()}
             if scores is not None:
                 record["entropy"] = numbers_of(rows_of(scores.detach()), [entropy])[0, 0]
-            before = torch.full_like(counts, self.dead)  # an expert that was never chosen is dead
-            if silence.records is not None:
-                before = silence.records.to(counts)
+            before = torch.as_tensor(silence.records).to(counts)
             silence.records = torch.where(counts > 0, 0.0, before + 1)
             record["dead"] = silence.records >= self.dead
             record["hot"] = counts > self.hot * counts.mean()
@@ -86,16 +84,20 @@ def places(are: list[bool]) -> list[int]:
 
 
 class Silence:
-    """records: [experts], how many records of a router have not had each of its experts; None: there was no record."""
+    """For how many records each expert of a router was not chosen.
 
-    records: Any = None
+    records: [experts]; before the first record one number for all
+    """
+
+    def __init__(self, records: int) -> None:
+        self.records: Any = records
 
     def state_dict(self) -> dict[str, Any]:
         """For a run that is resumed."""
-        return {"records": None if self.records is None else self.records.tolist()}
+        import torch
+
+        return {"records": torch.as_tensor(self.records).tolist()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`."""
-        import torch
-
-        self.records = None if state["records"] is None else torch.tensor(state["records"])
+        self.records = state["records"]

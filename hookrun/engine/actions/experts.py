@@ -36,8 +36,8 @@ Experts = Annotated[
 def expert_count(module: Module) -> int | None:
     """How many experts a module has; None: not known.
 
-    By an attribute such as `num_experts`, by a list of modules that it is or has as `experts`, or by parameters of all
-    experts in one, [experts, in, out].
+    It is told by an attribute such as `num_experts`, by a list of modules that the module is or has as `experts`, or by
+    parameters of all experts in one, [experts, in, out].
     """
     from torch.nn import ModuleList
     from torch.nn.parameter import UninitializedParameter

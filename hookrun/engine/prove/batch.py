@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookrun.engine.actions.base import Absent, Action
+from hookrun.engine.actions.base import Absent
 from hookrun.engine.hook_types import BACKWARD, BACKWARD_PRE, FORWARD, FORWARD_PRE, HookType
 from hookrun.engine.plan.batch import Followers, Shapes, followers_of
 from hookrun.engine.plan.plan import Match, PlannedHook, ResolvedPlan
@@ -213,7 +213,8 @@ class BatchRuns:
                 target = hook.spec.keys.target
                 with suppress(Absent, TargetError):  # of an edit, the run with the hooks reports it
                     seen = value if target is None else get(value, target.keys)
-                    reads = _reads(action, seen, self.modules[match.path])
+                    taken = action.taken(seen, self.modules[match.path]) or {}
+                    reads = ", ".join(f"{name} at {path_of(seen, x)}" for name, x in taken.items()) or None
             if reads is not None or not action.finds:
                 yield replace(match, reads=reads)
 
@@ -277,19 +278,6 @@ class BatchRuns:
         while (call := (path, len(calls))) in self._small and call in self._large:
             calls.append((_shapes(hook, *self._small[call]), _shapes(hook, *self._large[call])))
         return followers_of(calls, self.two.sizes)
-
-
-def _reads(action: Action, value: Any, module: nn.Module) -> str | None:
-    """Which tensors of a value the action takes, and how many values its parameters may have there, for the plan."""
-    taken = action.taken(value, module)
-    if taken is None:
-        return None
-    found = [f"{name} {path_of(value, tensor)}" for name, tensor in taken.items()]
-    for key in type(action).model_fields:
-        count = action.count_of(key, module)
-        if count is not None:
-            found.append(f"{count or 'an unknown number of'} {key}")
-    return ", ".join(found)
 
 
 def innermost(matches: Sequence[Match]) -> tuple[Match, ...]:

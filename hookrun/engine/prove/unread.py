@@ -50,7 +50,7 @@ class ScoreReads(TorchDispatchMode):
     def note(self, site: HookSite, value: Any, new: Any) -> None:
         """Note the scores in the output of a router, and what a hook that edits them has made of them."""
         keys = site.target_keys or ()
-        with suppress(Absent, containers.TargetError):
+        with suppress(Absent):
             scores, _, _ = router_output(value, site.module)
             if scores is not None and containers.get(value, keys) is scores:
                 for tensor in (scores, containers.get(new, keys)):
