@@ -207,16 +207,17 @@ class BatchRuns:
         action = hook.spec.action
         for match in hook.matches:
             call = self._small.get((match.path, 0))
-            reads = None
+            note = ""
             if call is not None and hook.spec.hook_type in (FORWARD_PRE, FORWARD):
                 value = call[hook.spec.hook_type is FORWARD]
                 target = hook.spec.keys.target
                 with suppress(Absent, TargetError):  # of an edit, the run with the hooks reports it
                     seen = value if target is None else get(value, target.keys)
                     taken = action.taken(seen, self.modules[match.path]) or {}
-                    reads = ", ".join(f"{name} at {path_of(seen, x)}" for name, x in taken.items()) or None
-            if reads is not None or not action.finds:
-                yield replace(match, reads=reads)
+                    places = [f"{name} at {path_of(seen, tensor)}" for name, tensor in taken.items()]
+                    note = f"takes {', '.join(places)}" if places else ""
+            if note or not action.finds:
+                yield replace(match, note=note)
 
     def located(self) -> ResolvedPlan:
         """The plan with the batch dimensions of what its hooks see."""

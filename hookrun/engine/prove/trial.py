@@ -569,7 +569,7 @@ def _seen(
     """
     shape = shapes.get((match.path, _sees_arguments(hook)))
     place = hook.spec.name, match.path
-    note = findings.notes.get(place, "")
+    note = findings.notes.get(place, match.note)
     match = replace(match, shape=shape, called=shape is not None, note=note)
     firings = findings.captured.get(place)
     if firings is None:
