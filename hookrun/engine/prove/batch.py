@@ -208,7 +208,7 @@ class BatchRuns:
         for match in hook.matches:
             call = self._small.get((match.path, 0))
             note = ""
-            if call is not None and hook.spec.hook_type in (FORWARD_PRE, FORWARD):
+            if call is not None:
                 value = call[hook.spec.hook_type is FORWARD]
                 target = hook.spec.keys.target
                 with suppress(Absent, TargetError):  # of an edit, the run with the hooks reports it
