@@ -180,7 +180,7 @@ class SiteRecords(SiteDraws):
             self.is_unknown_told = True
             warnings.warn(
                 f"{self.where}: the loss of step {self.clock.step} is not known, and such steps are not checked: set "
-                "`hooks.loss = loss` before a step ends, or leave them out, as `when: {mode: train}` does",
+                "`hooks.loss = loss` before a step ends, or leave them out with `when`",
                 HookrunWarning,
                 stacklevel=2,
             )
