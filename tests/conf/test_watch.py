@@ -108,3 +108,8 @@ def test_neurons_of_a_decoder_are_watched_along_the_last_dimension(activation: s
             hooks.step()
     found = [(record["module"], record["units"]) for record in hooks.records]
     assert found == ([("blocks.0.mlp.act", list(range(32)))] if activation == "relu" else [])
+
+
+def test_weights_of_every_name_are_watched() -> None:
+    plan = hookrun.compile({"unstable_gradients": WATCH["unstable_gradients"]}, nn.LSTM(4, 8))
+    assert [match.path for match in plan.hooks[0].matches] == ["weight_ih_l0", "weight_hh_l0"]
