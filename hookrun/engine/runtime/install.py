@@ -22,6 +22,7 @@ from hookrun.engine.html import MOST_ROWS, Shown, View
 from hookrun.engine.plan.plan import PlannedHook, ResolvedPlan, lies_in, uncompilable
 from hookrun.engine.runtime.clock import Clock
 from hookrun.engine.runtime.fast.direct_calls import call_through_torch
+from hookrun.engine.runtime.graph_observers import with_few_guards
 from hookrun.engine.runtime.optimizers import follow
 from hookrun.engine.runtime.records import Memory
 from hookrun.engine.runtime.reduced import ReducedGradients
@@ -380,6 +381,8 @@ class Installation(Shown):
         called = observed if observers.any else hooked
         # torch stores its graphs by code object: each installation needs its own
         own = FunctionType(called.__code__.replace(), globals(), called.__name__, None, called.__closure__)
+        if observers.any:
+            options["options"] = with_few_guards(options.pop("mode", None), options.get("options"))
         return torch.compile(own, **options)
 
     @contextmanager

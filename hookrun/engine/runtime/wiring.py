@@ -116,7 +116,7 @@ class Wiring:
         problems = uncompilable(plan)
         self._refused = refusal(problems)
         self._compiles = not problems
-        self.observers = GraphObservers(sink, refusal(unexportable(plan)))
+        self.observers = GraphObservers(refusal(unexportable(plan)))
         self._model = model
         self._restored = restored
         self._reduced = reduced
@@ -235,7 +235,10 @@ class Wiring:
         )
         traced = self._refused
         if self._compiles and site.hook_type.in_graph:
-            traced = self.observers.add(site) if site.spec.action.observes else in_graph_of(site)
+            observes = site.spec.action.observes
+            traced = (
+                self.observers.add(site) if observes else in_graph_of(site, self.observers.counting(site))
+            )
         if self._replace_op is not None:
             return BoundHook(site, self._replace_op(runner), traced)
         return BoundHook(site, runner.op(), traced, runner)
