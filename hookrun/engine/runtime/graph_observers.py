@@ -90,8 +90,8 @@ class GraphObservers:
     # ---- traced --------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """A graph begins, at the end of which `end` is called."""
-        self._waiting = ([], [])
+        """A graph begins, at the end of which `end` is called; nothing waits where Python runs between graphs."""
+        self._waiting = ([], []) if torch.compiler.is_dynamo_compiling() else None
 
     def wait(self, numbers: list[Tensor], firing: int) -> None:
         """Give the numbers of a firing to Python at the end of the graph."""

@@ -383,7 +383,19 @@ class Installation(Shown):
         own = FunctionType(called.__code__.replace(), globals(), called.__name__, None, called.__closure__)
         if observers.any:
             options["options"] = with_few_guards(options.pop("mode", None), options.get("options"))
-        return torch.compile(own, **options)
+        compiled = torch.compile(own, **options)
+        gradients = self._wiring.wrapped
+        if gradients is None:
+            return compiled
+
+        def followed(*args: Any, **kwargs: Any) -> Any:
+            # outside of the graph, in which no call of the model is followed
+            gradients.forward_begins()
+            output = compiled(*args, **kwargs)
+            gradients.forward_ended(model, args, output)
+            return output
+
+        return followed
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:

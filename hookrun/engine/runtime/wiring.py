@@ -91,6 +91,7 @@ class Wiring:
 
     sites:     one for each hook and module or parameter, in the order of installation
     hooked:    the hooked parameters
+    wrapped:   runs their hooks in a user's own loop over several ranks; None: torch runs them
     closing:   the callbacks to run when the hooks are removed
 
     restored: the identities of the hooks that had changed the model when its present state was saved
@@ -127,6 +128,7 @@ class Wiring:
         self._registered = list[RegisteredHook]()
         self._direct_calls = list[tuple[nn.Module, object]]()
         self.hooked = HookedParameters(model)
+        self.wrapped: GradientsOfWrapped | None = None
         self._zeros = dict[int, KeptZero]()
         self._passing = passed_on(plan.hooks)
         tracks_calls = sink.wants_calls or any(h.spec.keys.when.call is not None for h in plan.hooks)
@@ -376,7 +378,7 @@ class Wiring:
         added = tuple(self.plan.added())
         if not (self.hooked.places or added):
             return None
-        gradients = GradientsOfWrapped(self._model, self.hooked, added)
+        gradients = self.wrapped = GradientsOfWrapped(self._model, self.hooked, added)
         self.closing.callback(gradients.clear)
         self.clock.calls.begins.append(gradients.forward_begins)
         self.clock.calls.ends.append(gradients.forward_ended)
