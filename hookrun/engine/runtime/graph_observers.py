@@ -90,8 +90,8 @@ class GraphObservers:
     # ---- traced --------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """A graph begins, at the end of which `end` is called; nothing waits where Python runs between graphs."""
-        self._waiting = ([], []) if torch.compiler.is_dynamo_compiling() else None
+        """A graph begins, at the end of which `end` is called."""
+        self._waiting = ([], [])
 
     def wait(self, numbers: list[Tensor], firing: int) -> None:
         """Give the numbers of a firing to Python at the end of the graph."""
@@ -348,8 +348,12 @@ def with_few_guards(mode: str | None, options: Mapping[str, Any] | None) -> dict
 
 
 def _is_needed(guard: Any) -> bool:
-    """Whether a guard is about anything but what observers read; the mode of the model and tensors are not theirs."""
-    theirs = ".traced.__self__" in guard.name or guard.name.startswith("G['__import_hookrun")
+    """Whether a guard is about anything but what observers read; the mode of the model and tensors are not theirs.
+
+    Only in the frame of `Installation.compile`: another one may be called for several observers.
+    """
+    is_here = guard.name.startswith("L['hooked_model']")
+    theirs = (is_here and ".traced.__self__" in guard.name) or guard.name.startswith("G['__import_hookrun")
     return not theirs or guard.guard_type == "TENSOR_MATCH" or guard.name.endswith(".training")
 
 

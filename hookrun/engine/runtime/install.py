@@ -364,17 +364,17 @@ class Installation(Shown):
             )
         refuse(problems, CompileError)
         torch.compiler.reset()
-        model = self._model
-        call_through_torch(model.modules())
+        hooked_model = self._model  # `with_few_guards` knows it by this name
+        call_through_torch(hooked_model.modules())
 
         observers = self._wiring.observers
 
         def hooked(*args: Any, **kwargs: Any) -> Any:
-            return model(*args, **kwargs)
+            return hooked_model(*args, **kwargs)
 
         def observed(*args: Any, **kwargs: Any) -> Any:
             observers.begin()
-            output = model(*args, **kwargs)
+            output = hooked_model(*args, **kwargs)
             observers.end()
             return output
 
@@ -392,7 +392,7 @@ class Installation(Shown):
             # outside of the graph, in which no call of the model is followed
             gradients.forward_begins()
             output = compiled(*args, **kwargs)
-            gradients.forward_ended(model, args, output)
+            gradients.forward_ended(hooked_model, args, output)
             return output
 
         return followed
