@@ -78,7 +78,7 @@ def test_saturated_units_are_told_by_number() -> None:
 def test_gradients_that_vanish_are_told() -> None:
     model = network()
     nn.init.constant_(model[2].bias, 60)  # type: ignore[arg-type]
-    assert ("gradients", "0.weight", 40, None) in trained(model)
+    assert ("unstable_gradients", "0.weight", 40, None) in trained(model)
 
 
 def test_a_batch_out_of_scale_is_told_at_its_step() -> None:
@@ -86,13 +86,13 @@ def test_a_batch_out_of_scale_is_told_at_its_step() -> None:
     told = trained(model, plant=lambda step, x: x * 1000 if step == 50 else x)
     assert [each for each in told if each[0] != "large_updates"] == [
         ("loss_spikes", "", 50, None),
-        ("gradients", "0.weight", 50, None),
+        ("unstable_gradients", "0.weight", 50, None),
     ]
 
 
 def test_a_batch_with_nan_is_told_at_its_step() -> None:
     told = trained(network(), plant=lambda step, x: x.fill_(math.nan) if step == 10 else x)
-    assert {hook for hook, _, step, _ in told if step == 10} >= {"loss_spikes", "gradients"}
+    assert {hook for hook, _, step, _ in told if step == 10} >= {"loss_spikes", "unstable_gradients"}
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu_tanh"])
