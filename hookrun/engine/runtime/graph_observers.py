@@ -179,6 +179,9 @@ class _Observer:
         has_schedule = when.step is not None or when.epoch is not None
         self.site = site
         self._group = group
+        self._name = (
+            f"{site.hook_name} {site.path}"  # read so that no graph is taken for that of another observer
+        )
         self.measures = not (has_schedule or is_scaled)
         self._halves: Halves | None = None
         self._function: Op | None = None
@@ -186,7 +189,7 @@ class _Observer:
         self._asked_at = (-1, -1)
         self._holds = False
 
-        def number(*paths: str) -> int:
+        def number(name: str, *paths: str) -> int:
             require("torch, compiler")
             if torch.compiler.is_exporting():
                 group.refuse_export(None)
@@ -219,7 +222,7 @@ class _Observer:
             if isinstance(leaf, Tensor) and self._takes(leaf.dtype, leaf is seen):
                 paths.append(path)
                 taken.append(leaf)
-        number = self._number(*paths)
+        number = self._number(self._name, *paths)
         given = [self._given(leaf, number) for leaf in taken]
         if _is_in_region():
             self._give(given, number)
@@ -232,7 +235,7 @@ class _Observer:
 
     def counting(self, paths: Sequence[str]) -> Callable[[int], None]:
         """What counts the firing for the gradient of one of these tensors."""
-        number = self._number(*paths)
+        number = self._number(self._name, *paths)
 
         def count(place: int) -> None:
             self._group.give_tensors([], number + place)
@@ -241,7 +244,7 @@ class _Observer:
 
     def watch(self, carrying: Sequence[tuple[str, Tensor]]) -> None:
         """Look at the gradients of these tensors, the outputs of one call."""
-        number = self._number(*(path for path, _ in carrying))
+        number = self._number(self._name, *(path for path, _ in carrying))
         for place, (_, tensor) in enumerate(carrying):
 
             def fire(grad: Tensor, place: int = place) -> None:
