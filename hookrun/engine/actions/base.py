@@ -356,12 +356,10 @@ class Halves:
 
     measure: tensor -> [n] float64; a function of tensors alone, which can be traced
     report:  those numbers -> what follows from them, while the clock is still at the step in which they were measured
-    read:    the same if it is nothing but a record: the numbers, which may be read later -> what the record holds
     """
 
     measure: Callable[[Tensor], Tensor]
     report: Callable[[Tensor], None]
-    read: Callable[[list[float]], Mapping[str, Any]] | None = None
 
 
 class Keeper(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -132,7 +132,7 @@ class Stats(Action):
         wanted = statistics(self.of)
         measured = (*wanted, Wanted("is integer", _is_of_integers))
         dim = self.dim
-        read = partial(_read, wanted, dim)
+        judge = partial(_record_of, wanted, dim)
 
         def measure(x: Tensor) -> Tensor:
             if not x.numel():
@@ -140,15 +140,21 @@ class Stats(Action):
                 return torch.full([1], rows, dtype=torch.float64, device=x.device)
             return numbers_of(rows_of(x.detach(), dim), measured).flatten()
 
-        return Halves(measure, lambda numbers: site.emit(read(numbers.tolist())), read)
+        return Halves(measure, lambda numbers: site.emit({"numbers": numbers, "judge": judge}))
 
 
 def _is_of_integers(rows: Rows) -> Tensor:
     return rows.flat.new_full(rows.flat.shape[:1], not rows.flat.is_floating_point())
 
 
+def _record_of(wanted: Sequence[Wanted], dim: int | None, record: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The record with its statistics in the place of the numbers of a compiled graph."""
+    numbers = record.pop("numbers").tolist()
+    del record["judge"]
+    yield record | _read(wanted, dim, numbers)
+
+
 def _read(wanted: Sequence[Wanted], dim: int | None, numbers: list[float]) -> dict[str, Any]:
-    """What a record holds of the numbers of a compiled graph."""
     if len(numbers) == 1:
         return _of_nothing(wanted, None if dim is None else int(numbers[0]))
     width = count_of(wanted) + 1

@@ -115,7 +115,7 @@ class Clock:
 
     def _fill(self) -> None:
         for number, now in self.in_graphs:
-            number.fill_(now())
+            number.data.fill_(now())  # graphs whose backward pass is still to come have saved the tensor
 
     def end_step(self) -> None:
         """What is done at the end of the step; a second call in the same step finds nothing to do."""

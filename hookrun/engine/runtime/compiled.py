@@ -22,19 +22,21 @@ tracing = torch.compiler.is_dynamo_compiling
 """Whether torch.compile is tracing the hooks instead of running them."""
 
 
-def in_graph_of(site: HookSite) -> Op:
+def in_graph_of(site: HookSite, counting: Callable[[Sequence[str]], Callable[[int], None]]) -> Op:
     """What the site of an edit does inside a graph: value -> the value after the action, if the schedule holds.
 
     For `output_grad` it is a function of (path, tensor) pairs, which lets the action act on the gradients of these
     tensors. Observers are in `graph_observers`.
 
     The action is a function of tensors. torch compiles a graph for each mode of the model. The site gets the tensor
-    that counts its firings there.
+    that counts its firings in forward passes.
+
+    counting: paths of tensors -> what counts the firing at one of them in a backward pass, where no tensor can be
+              written: it would be another one for the backward passes that come next
     """
     when = site.spec.keys.when
     clock = site.clock
     device = site.like.device
-    fired = site.fired_in_graphs = torch.zeros((), dtype=torch.int64, device=device)
     is_open: Tensor | None = None
     if when.step is not None or when.epoch is not None:
         is_open = clock.followed_in_graphs(
@@ -43,6 +45,22 @@ def in_graph_of(site: HookSite) -> Op:
     holds_in = {training: when.holds_in(training) for training in (True, False)}
     function = function_of(site)
     edited = _editing(site, function, is_open)
+
+    def watch(carrying: Sequence[tuple[str, Tensor]]) -> None:
+        if not holds_in[clock.model.training]:
+            return
+        count = counting([path for path, _ in carrying])
+        for place, (_, tensor) in enumerate(carrying):
+
+            def edit(grad: Tensor, place: int = place) -> Any:
+                count(place)
+                return edited(grad)
+
+            tensor.register_hook(edit)  # as outside of a graph, a tensor without a gradient counts nothing
+
+    if site.hook_type is OUTPUT_GRAD:
+        return watch
+    fired = site.fired_in_graphs = torch.zeros((), dtype=torch.int64, device=device)
 
     def fire(value: Any) -> Any:
         if not holds_in[clock.model.training]:
@@ -58,12 +76,6 @@ def in_graph_of(site: HookSite) -> Op:
         new = function(value)
         return value if new is None else new
 
-    def watch(carrying: Sequence[tuple[str, Tensor]]) -> None:
-        for _, tensor in carrying:
-            tensor.register_hook(fire)  # as outside of a graph, a tensor without a gradient counts nothing
-
-    if site.hook_type is OUTPUT_GRAD:
-        return watch
     has_conditions = is_open is not None or not all(holds_in.values())
     if has_conditions or site.target_keys is not None or site.spec.action.scope == "together":
         return fire

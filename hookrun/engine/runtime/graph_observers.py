@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from itertools import count
 from typing import Any
 from weakref import WeakValueDictionary
@@ -22,11 +22,10 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from hookrun.engine.actions.base import RECORD_KEYS, Halves
+from hookrun.engine.actions.base import Halves
 from hookrun.engine.hook_types import OUTPUT_GRAD
 from hookrun.engine.runtime.apply_action import Op, function_of, unscaled_leaf
 from hookrun.engine.runtime.checkpointing import repeating
-from hookrun.engine.runtime.sinks import Sink
 from hookrun.engine.runtime.site import HookSite
 from hookrun.engine.values import containers
 from hookrun.engine.values.private_names import require
@@ -60,33 +59,33 @@ class GraphObservers:
     refuse_export: raises CompileError with what an exported program cannot contain
     """
 
-    def __init__(self, sink: Sink, refuse_export: Op) -> None:
-        number = next(_numbers)
+    def __init__(self, refuse_export: Op) -> None:
+        self.key = next(_numbers)
         with ordinary_tensors():
-            self.token = torch.tensor(number, device="cpu")
+            self.token = torch.tensor(self.key, device="cpu")
         self.any = False
         self.refuse_export = refuse_export
-        self._sink = sink
-        self._keeps_order = False  # what cannot wait would come before what waits
         self._firings: list[_Firing] = []
         self._calls = Counter[HookSite]()
         self._trace: object = None
         self._waiting: tuple[list[Tensor], list[int]] | None = None
-        _open[number] = self
+        _open[self.key] = self
 
     def add(self, site: HookSite) -> Op:
         """What an observer does inside a graph, see `in_graph_of`."""
         self.any = True
         observer = _Observer(self, site)
-        if site.hook_type.phase == "forward" and not observer.measures:
-            self._keeps_order = True
         return observer.watch if site.hook_type is OUTPUT_GRAD else observer.see
+
+    def counting(self, site: HookSite) -> Callable[[Sequence[str]], Callable[[int], None]]:
+        """What counts an edit of gradients inside a graph, see `in_graph_of`."""
+        return _Observer(self, site).counting
 
     def clear(self) -> None:
         """The hooks are removed: graphs that refer to them give nothing any more."""
         self._firings.clear()
         self._calls.clear()
-        _open.pop(int(self.token), None)
+        _open.pop(self.key, None)
 
     # ---- traced --------------------------------------------------------------------------------------------------
 
@@ -94,19 +93,38 @@ class GraphObservers:
         """A graph begins, at the end of which `end` is called."""
         self._waiting = ([], [])
 
-    def give(self, tensors: list[Tensor], number: int, *, at_once: bool) -> None:
-        """Give what a firing sees to Python. at_once: not at the end of the graph"""
-        if at_once or self._keeps_order or self._waiting is None:
-            torch.ops.hookrun.observed.default(self.token, tensors, [number])
-        else:
-            self._waiting[0].extend(tensors)
-            self._waiting[1].append(number)
+    def wait(self, numbers: list[Tensor], firing: int) -> None:
+        """Give the numbers of a firing to Python at the end of the graph."""
+        if self._waiting is None:
+            self.give_numbers(numbers, [firing])
+            return
+        waiting, firings = self._waiting
+        waiting.extend(numbers)
+        firings.append(firing)
 
     def end(self) -> None:
         """Give to Python what waits for the end of the graph."""
-        if self._waiting is not None and self._waiting[1]:
-            torch.ops.hookrun.observed.default(self.token, self._waiting[0], self._waiting[1])
+        self.give_waiting()
         self._waiting = None
+
+    def give_waiting(self) -> None:
+        """Give to Python what waits."""
+        if self._waiting is not None:
+            numbers, firings = self._waiting
+            if firings:
+                self.give_numbers(numbers, firings)
+            numbers.clear()
+            firings.clear()
+
+    def give_numbers(self, numbers: list[Tensor], firings: list[int]) -> None:
+        """Give the numbers of firings to Python, in one tensor on the device of the first ones."""
+        lengths = [len(each) for each in numbers]
+        joined = [torch.cat([each.to(numbers[0].device) for each in numbers])] if numbers else []
+        torch.ops.hookrun.observed.default(self.token, joined, [*firings], lengths)
+
+    def give_tensors(self, tensors: list[Tensor], firing: int) -> None:
+        """Give the tensors that a firing sees to Python."""
+        torch.ops.hookrun.observed.default(self.token, tensors, [firing], [])
 
     # ---- called while tracing ------------------------------------------------------------------------------------
 
@@ -130,56 +148,20 @@ class GraphObservers:
 
     # ---- while a graph runs --------------------------------------------------------------------------------------
 
-    def receive(self, tensors: Sequence[Tensor], numbers: Sequence[int]) -> None:
-        """Let hooks act on what they see, one after the other."""
-        batch: _Batch | None = None
+    def measured(self, firing: int, x: Tensor) -> Tensor:
+        """The numbers of a tensor that a firing sees."""
+        return self._firings[firing].observer.measure(x)
+
+    def receive(self, tensors: Sequence[Tensor], firings: Sequence[int], lengths: Sequence[int]) -> None:
+        """Let hooks act on what they see, one after the other. lengths: of the numbers that are joined in one tensor"""
+        if lengths:
+            tensors = tensors[0].clone().split(lengths)  # copied: the graph uses its memory again
         begin = 0
-        for number in numbers:
+        for number in firings:
             firing = self._firings[number]
             end = begin + len(firing.paths)
-            if firing.observer.is_due():
-                batch = batch or _Batch(self._sink)
-                firing.observer.receive(firing, tensors[begin:end], batch)
+            firing.observer.receive(firing, tensors[begin:end])
             begin = end
-        if batch is not None:
-            batch.emit()
-
-
-class _Batch:
-    """Numbers of firings one after the other, which are read together later."""
-
-    def __init__(self, sink: Sink) -> None:
-        self._sink = sink
-        self._numbers: list[Tensor] = []
-        self._records: list[tuple[tuple[Any, ...], Callable[[list[float]], Mapping[str, Any]], int]] = []
-
-    def add(
-        self, start: tuple[Any, ...], read: Callable[[list[float]], Mapping[str, Any]], numbers: Tensor
-    ) -> None:
-        """Add a record. start: the values of RECORD_KEYS; read: see `Halves`"""
-        if self._numbers and self._numbers[0].device != numbers.device:
-            self.emit()
-        self._numbers.append(numbers)
-        self._records.append((start, read, numbers.numel()))
-
-    def emit(self) -> None:
-        """Give them to the sink, copied: the graph uses its memory again."""
-        if self._numbers:
-            self._sink.emit_numbers(torch.cat(self._numbers), partial(_records_of, self._records))
-            self._numbers = []
-            self._records = []
-
-
-def _records_of(
-    records: Sequence[tuple[tuple[Any, ...], Callable[[list[float]], Mapping[str, Any]], int]],
-    numbers: list[float],
-) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-    begin = 0
-    for start, read, length in records:
-        found.append({**dict(zip(RECORD_KEYS, start, strict=True)), **read(numbers[begin : begin + length])})
-        begin += length
-    return found
 
 
 class _Observer:
@@ -192,10 +174,14 @@ class _Observer:
 
     def __init__(self, group: GraphObservers, site: HookSite) -> None:
         when = site.spec.keys.when
+        self._is_edit = not site.spec.action.observes
         is_scaled = site.hook_type.phase == "backward" and site.clock.scaler is not None
         has_schedule = when.step is not None or when.epoch is not None
         self.site = site
         self._group = group
+        self._name = (
+            f"{site.hook_name} {site.path}"  # read so that no graph is taken for that of another observer
+        )
         self.measures = not (has_schedule or is_scaled)
         self._halves: Halves | None = None
         self._function: Op | None = None
@@ -203,11 +189,11 @@ class _Observer:
         self._asked_at = (-1, -1)
         self._holds = False
 
-        def number(*paths: str) -> int:
+        def number(name: str, *paths: str) -> int:
             require("torch, compiler")
             if torch.compiler.is_exporting():
                 group.refuse_export(None)
-            if self._halves is None:
+            if self._halves is None and not self._is_edit:
                 self._halves = site.spec.action.halves(site)
                 self._function = function_of(site)
             _operator()
@@ -236,38 +222,65 @@ class _Observer:
             if isinstance(leaf, Tensor) and self._takes(leaf.dtype, leaf is seen):
                 paths.append(path)
                 taken.append(leaf)
-        number = self._number(*paths)
-        at_once = not self.measures or _is_in_region()
-        self._group.give([self._given(leaf) for leaf in taken], number, at_once=at_once)
+        number = self._number(self._name, *paths)
+        given = [self._given(leaf, number) for leaf in taken]
+        if _is_in_region():
+            self._give(given, number)
+        elif self.measures:
+            self._group.wait(given, number)
+        else:
+            self._group.give_waiting()
+            self._give(given, number)
         return value
+
+    def counting(self, paths: Sequence[str]) -> Callable[[int], None]:
+        """What counts the firing for the gradient of one of these tensors."""
+        number = self._number(self._name, *paths)
+
+        def count(place: int) -> None:
+            self._group.give_tensors([], number + place)
+
+        return count
 
     def watch(self, carrying: Sequence[tuple[str, Tensor]]) -> None:
         """Look at the gradients of these tensors, the outputs of one call."""
-        number = self._number(*(path for path, _ in carrying))
+        number = self._number(self._name, *(path for path, _ in carrying))
         for place, (_, tensor) in enumerate(carrying):
 
             def fire(grad: Tensor, place: int = place) -> None:
-                self._group.give([self._given(grad)], number + place, at_once=True)
+                self._give([self._given(grad, number + place)], number + place)
 
             tensor.register_hook(fire)
 
-    def _given(self, x: Tensor) -> Tensor:
+    def _given(self, x: Tensor, firing: int) -> Tensor:
         """What the graph gives for a tensor: its numbers, or the tensor."""
         x = x.detach()
-        if not self.measures:
-            return x
+        return _measured(self._group.key, firing, x) if self.measures else x
+
+    def _give(self, given: list[Tensor], firing: int) -> None:
+        if self.measures:
+            self._group.give_numbers(given, [firing])
+        else:
+            self._group.give_tensors(given, firing)
+
+    # ---- traced by the compiler's second stage, where no guard comes from what is read -----------------------------
+
+    def measure(self, x: Tensor) -> Tensor:
+        """[n] float64, the numbers of a tensor."""
         assert self._halves is not None
         part = self.site.part
         return self._halves.measure(x if part is None else part.of(x))
 
     # ---- while the graph runs ------------------------------------------------------------------------------------
 
-    def receive(self, firing: _Firing, tensors: Sequence[Tensor], batch: _Batch) -> None:
-        """Count a firing and report it; the schedule holds."""
+    def receive(self, firing: _Firing, tensors: Sequence[Tensor]) -> None:
+        """Count a firing and report it, if the schedule holds."""
         site = self.site
-        if site.hook_type.phase == "forward" and repeating() is not None:
+        if not self._is_due() or (site.hook_type.phase == "forward" and repeating() is not None):
             return
         site.fired += 1
+        if self._is_edit:
+            return
         site.idle += not tensors
         if site.sink.muted:
             return
@@ -278,26 +291,22 @@ class _Observer:
         try:
             for path, tensor in zip(firing.paths, tensors, strict=True):
                 current.at = path
-                self._report(tensor, batch)
+                self._report(tensor)
         finally:
             current.within = ""
             current.call_number = None
             current.in_graph = False
 
-    def _report(self, tensor: Tensor, batch: _Batch) -> None:
+    def _report(self, given: Tensor) -> None:
         halves = self._halves
         function = self._function
         assert halves is not None and function is not None
-        if self.measures and halves.read is not None:
-            batch.add(self.site.record_start(), halves.read, tensor)
-            return
-        batch.emit()
         if self.measures:
-            halves.report(tensor.clone())
+            halves.report(given)
         else:
-            function(self._unscaled(tensor))
+            function(self._unscaled(given))
 
-    def is_due(self) -> bool:
+    def _is_due(self) -> bool:
         """Whether the schedule holds now."""
         clock = self.site.clock
         when = self.site.spec.keys.when
@@ -329,10 +338,39 @@ def _is_in_region() -> bool:
     return InstructionTranslator.current_tx().output.current_tracer.parent is not None
 
 
-def _receive(token: Tensor, tensors: list[Tensor], firings: list[int]) -> None:
+def with_few_guards(mode: str | None, options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The options of torch.compile, or those of its mode, and that what observers read is not compared at each call.
+
+    It cannot change while they are installed; each comparison would cost as much as a part of a small layer.
+    """
+    from torch._inductor import list_mode_options
+
+    wanted = dict(options or list_mode_options(mode or "default"))
+    wanted.setdefault("guard_filter_fn", lambda guards: [_is_needed(guard) for guard in guards])
+    return wanted
+
+
+def _is_needed(guard: Any) -> bool:
+    """Whether a guard is about anything but what observers read; the mode of the model and tensors are not theirs.
+
+    Only in the frame of `Installation.compile`: another one may be called for several observers.
+    """
+    is_here = guard.name.startswith("L['hooked_model']")
+    theirs = (is_here and ".traced.__self__" in guard.name) or guard.name.startswith("G['__import_hookrun")
+    return not theirs or guard.guard_type == "TENSOR_MATCH" or guard.name.endswith(".training")
+
+
+def _measured(observers: int, firing: int, x: Tensor) -> Tensor:
+    group = _open.get(observers)
+    if group is None:  # the hooks were removed before the backward pass of a graph that Python runs
+        return x.new_empty(0, dtype=torch.float64)
+    return group.measured(firing, x)
+
+
+def _receive(token: Tensor, tensors: list[Tensor], firings: list[int], lengths: list[int]) -> None:
     observers = _open.get(int(token))
     if observers is not None:
-        observers.receive(tensors, firings)
+        observers.receive(tensors, firings, lengths)
 
 
 @cache
@@ -341,8 +379,11 @@ def _operator() -> torch.library.Library:
     from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 
     library = torch.library.Library("hookrun", "DEF")
-    library.define("observed(Tensor token, Tensor[] tensors, int[] firings) -> ()")
+    library.define("observed(Tensor token, Tensor[] tensors, int[] firings, SymInt[] lengths) -> ()")
     library.impl("observed", _receive, "CompositeExplicitAutograd")
-    torch.library.register_fake("hookrun::observed", lambda token, tensors, firings: None, lib=library)
+    torch.library.register_fake(
+        "hookrun::observed", lambda token, tensors, firings, lengths: None, lib=library
+    )
+    torch.compiler.allow_in_graph(_measured)
     _register_effectful_op("hookrun::observed", _EffectType.ORDERED)
     return library

@@ -22,6 +22,7 @@ from hookrun.engine.html import MOST_ROWS, Shown, View
 from hookrun.engine.plan.plan import PlannedHook, ResolvedPlan, lies_in, uncompilable
 from hookrun.engine.runtime.clock import Clock
 from hookrun.engine.runtime.fast.direct_calls import call_through_torch
+from hookrun.engine.runtime.graph_observers import with_few_guards
 from hookrun.engine.runtime.optimizers import follow
 from hookrun.engine.runtime.records import Memory
 from hookrun.engine.runtime.reduced import ReducedGradients
@@ -363,24 +364,38 @@ class Installation(Shown):
             )
         refuse(problems, CompileError)
         torch.compiler.reset()
-        model = self._model
-        call_through_torch(model.modules())
+        hooked_model = self._model  # `with_few_guards` knows it by this name
+        call_through_torch(hooked_model.modules())
 
         observers = self._wiring.observers
 
         def hooked(*args: Any, **kwargs: Any) -> Any:
-            return model(*args, **kwargs)
+            return hooked_model(*args, **kwargs)
 
         def observed(*args: Any, **kwargs: Any) -> Any:
             observers.begin()
-            output = model(*args, **kwargs)
+            output = hooked_model(*args, **kwargs)
             observers.end()
             return output
 
         called = observed if observers.any else hooked
         # torch stores its graphs by code object: each installation needs its own
         own = FunctionType(called.__code__.replace(), globals(), called.__name__, None, called.__closure__)
-        return torch.compile(own, **options)
+        if observers.any:
+            options["options"] = with_few_guards(options.pop("mode", None), options.get("options"))
+        compiled = torch.compile(own, **options)
+        gradients = self._wiring.wrapped
+        if gradients is None:
+            return compiled
+
+        def followed(*args: Any, **kwargs: Any) -> Any:
+            # outside of the graph, in which no call of the model is followed
+            gradients.forward_begins()
+            output = compiled(*args, **kwargs)
+            gradients.forward_ended(hooked_model, args, output)
+            return output
+
+        return followed
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:

@@ -128,17 +128,9 @@ class RecordSink(Sink):
         if not isinstance(data, Measured):
             record = self._taken(start, data, show=show)
         if record is not None:
-            self._append(record)
-
-    def emit_numbers(self, numbers: Tensor, records: Callable[[list[float]], list[dict[str, Any]]]) -> None:
-        """Take numbers [n], which are read later, and what makes whole records of them."""
-        if not self.muted:
-            self._append({"numbers": numbers, "judge": lambda read: records(read["numbers"].tolist())})
-
-    def _append(self, record: dict[str, Any] | Waiting) -> None:
-        self._pending.append(record)
-        if len(self._pending) > MOST_PENDING:
-            self.settle()
+            self._pending.append(record)
+            if len(self._pending) > MOST_PENDING:
+                self.settle()
 
     def _taken(self, start: tuple[Any, ...], data: Mapping[str, Any], *, show: bool) -> dict[str, Any] | None:
         """The record, printed if it is to be shown; None if the model is being traced."""
@@ -184,6 +176,7 @@ class RecordSink(Sink):
                 raise
 
     def _settle(self, record: dict[str, Any]) -> None:
+        where = record.pop("where", None)
         has_raised = "last_good" in record  # noted then, maybe in an earlier pass
         if "ok" in record:
             if not has_raised:
@@ -199,10 +192,9 @@ class RecordSink(Sink):
         if policy == "stop" and self.stop is None:
             self.stop = f"{_place(plain)}: {verdict(plain)}"
         if policy == "error" and not has_raised and self._failed is None:
+            place = _place(plain) if where is None else f"{where} ({plain['class']})"
             at = f" at {plain['path']}" if plain["path"] else ""
-            self._failed = (
-                f"{_place(plain)}{at}, epoch {plain['epoch']}, step {plain['step']}: {verdict(plain)}"
-            )
+            self._failed = f"{place}{at}, epoch {plain['epoch']}, step {plain['step']}: {verdict(plain)}"
 
     def raise_failed(self) -> None:
         """Raise CheckFailed if a check failed that is judged at the end of the step, and whose policy is `error`."""

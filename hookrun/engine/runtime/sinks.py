@@ -46,9 +46,6 @@ class Sink:
         start: the values of RECORD_KEYS, with which the record begins
         """
 
-    def emit_numbers(self, numbers: Tensor, records: Callable[[list[float]], list[dict[str, Any]]]) -> None:
-        """Take numbers, which may be read later, and what makes whole records of them."""
-
     def settle(self) -> None:
         """Read the tensors of pending records."""
 

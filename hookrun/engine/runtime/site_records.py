@@ -103,6 +103,8 @@ class SiteRecords(SiteDraws):
         place = dict[str, Any]()
         if self.hook_type.sees_batch and clock.rows is not None and clock.samples is not None:
             place["samples"] = clock.samples.tolist()  # of this rank
+        if self.current.in_graph:
+            place["where"] = self.where  # for the message; it is not stored
         place["class"] = type(self.module).__name__
         return place
 

@@ -91,6 +91,7 @@ class Wiring:
 
     sites:     one for each hook and module or parameter, in the order of installation
     hooked:    the hooked parameters
+    wrapped:   runs their hooks in a user's own loop over several ranks; None: torch runs them
     closing:   the callbacks to run when the hooks are removed
 
     restored: the identities of the hooks that had changed the model when its present state was saved
@@ -116,7 +117,7 @@ class Wiring:
         problems = uncompilable(plan)
         self._refused = refusal(problems)
         self._compiles = not problems
-        self.observers = GraphObservers(sink, refusal(unexportable(plan)))
+        self.observers = GraphObservers(refusal(unexportable(plan)))
         self._model = model
         self._restored = restored
         self._reduced = reduced
@@ -127,6 +128,7 @@ class Wiring:
         self._registered = list[RegisteredHook]()
         self._direct_calls = list[tuple[nn.Module, object]]()
         self.hooked = HookedParameters(model)
+        self.wrapped: GradientsOfWrapped | None = None
         self._zeros = dict[int, KeptZero]()
         self._passing = passed_on(plan.hooks)
         tracks_calls = sink.wants_calls or any(h.spec.keys.when.call is not None for h in plan.hooks)
@@ -235,7 +237,10 @@ class Wiring:
         )
         traced = self._refused
         if self._compiles and site.hook_type.in_graph:
-            traced = self.observers.add(site) if site.spec.action.observes else in_graph_of(site)
+            observes = site.spec.action.observes
+            traced = (
+                self.observers.add(site) if observes else in_graph_of(site, self.observers.counting(site))
+            )
         if self._replace_op is not None:
             return BoundHook(site, self._replace_op(runner), traced)
         return BoundHook(site, runner.op(), traced, runner)
@@ -373,7 +378,7 @@ class Wiring:
         added = tuple(self.plan.added())
         if not (self.hooked.places or added):
             return None
-        gradients = GradientsOfWrapped(self._model, self.hooked, added)
+        gradients = self.wrapped = GradientsOfWrapped(self._model, self.hooked, added)
         self.closing.callback(gradients.clear)
         self.clock.calls.begins.append(gradients.forward_begins)
         self.clock.calls.ends.append(gradients.forward_ended)

@@ -23,6 +23,7 @@ NAMES = {
         "torch:UntypedStorage": "_cdata",
         "torch:_C": "_DisableFuncTorch _current_graph_task_id _dispatch_key_parse",
         "torch:_C._autograd": "_top_saved_tensors_default_hooks _get_creation_meta CreationMeta",
+        "torch:ops.aten": "_grouped_mm",
         "torch:_C._functorch": "maybe_current_level maybe_get_bdim get_unwrapped is_functorch_wrapped_tensor "
         "is_batchedtensor is_functionaltensor",
         "torch._prims_common": "suggest_memory_format",
@@ -38,6 +39,7 @@ NAMES = {
         "torch.nn.modules.module": "_global_forward_hooks",
         "torch.nn.utils.parametrize": "_cache_enabled",
         "torch.nn.parallel:DistributedDataParallel": "_get_active_ddp_module",
+        "torch.utils._python_dispatch": "TorchDispatchMode",
         "torch.utils._pytree": "SUPPORTED_NODES",
         "torch.utils.checkpoint": "_CheckpointFrame _StopRecomputationError",
     },
@@ -48,6 +50,7 @@ NAMES = {
         "torch._dynamo.exc": "TorchRuntimeError",
         "torch._dynamo.symbolic_convert": "InstructionTranslator",
         "torch._guards": "TracingContext",
+        "torch._inductor": "list_mode_options",
         "torch._higher_order_ops.effects": "_EffectType _register_effectful_op",
     },
     "hydra-core": {
