@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from hookrun.engine.values.folding import COUNT, COV, MEAN, QUANTILES, TOP, Folded
+from hookrun.engine.values.folded import COUNT, COV, MEAN, QUANTILES, TOP, Folded
 from hookrun.errors import Lookup
 from hookrun.store.captures.tensor_file import read_tensors, write_tensors
 from hookrun.store.files import StoreError, replacing

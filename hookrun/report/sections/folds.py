@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hookrun.engine.values.folding import Folded, largest_units, split_name
+from hookrun.engine.values.folded import Folded, largest_units, split_name
 from hookrun.errors import HookrunError
 from hookrun.report.draw.text import module_name
 from hookrun.report.facts import MOST_ROWS, RunData

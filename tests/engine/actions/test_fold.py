@@ -12,7 +12,8 @@ from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 import hookrun
-from hookrun.engine.values.folding import Folded, Folding, SeenRows, Wanted, keys_of
+from hookrun.engine.values.folded import Folded
+from hookrun.engine.values.folding import Folding, SeenRows, Wanted, keys_of
 
 EVERYTHING = ["mean", "cov", {"quantiles": [0.1, 0.5]}, {"top": 3}]
 IDENTITY = nn.Sequential(nn.Identity())
