@@ -91,14 +91,14 @@ MOST_SHOWN = 12
 """Units of a module that the page shows with their samples, of which the run keeps pictures."""
 
 
-def largest_units(fold: Folded) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
-    """The indices of the units that are shown, those with the largest values first, and of the others."""
+def largest_units(fold: Folded, most: int = MOST_SHOWN) -> list[tuple[int, ...]]:
+    """The indices of the units with the largest values, in their order; none without a top."""
     if fold.top is None:
-        return [], []
+        return []
     largest = fold.top.values[..., 0]
-    order = largest.flatten().double().nan_to_num(-math.inf).sort(descending=True, stable=True).indices
-    units = [tuple(unit) for unit in torch.stack(torch.unravel_index(order, largest.shape), 1).tolist()]
-    return units[:MOST_SHOWN], units[MOST_SHOWN:]
+    values = largest.flatten().double().nan_to_num(-math.inf)
+    order = values.sort(descending=True, stable=True).indices[:most]
+    return [tuple(unit) for unit in torch.stack(torch.unravel_index(order, largest.shape), 1).tolist()]
 
 
 def shown_samples(folds: Mapping[str, Mapping[str, Folded]]) -> set[tuple[str, int]]:
@@ -106,7 +106,7 @@ def shown_samples(folds: Mapping[str, Mapping[str, Folded]]) -> set[tuple[str, i
     found = set[tuple[str, int]]()
     for modules in folds.values():
         for fold in modules.values():
-            for unit in largest_units(fold)[0]:
+            for unit in largest_units(fold):
                 samples, splits = (fold.tensors[name][unit].tolist() for name in (TOP[1], TOP[3]))
                 found.update(zip(map(split_name, splits), samples, strict=True))
     return found

@@ -62,15 +62,11 @@ class SeenRows:
     keys: Tensor
     positions: Tensor | None = None
 
-    def at(self, rows: Tensor) -> SeenRows:
-        """Some of the rows. rows: [k] int64 on the CPU, their indices."""
+    def at(self, rows: Tensor | slice) -> SeenRows:
+        """Some of the rows. rows: their indices, [k] int64 on the CPU"""
         positions = None if self.positions is None else self.positions[rows]
-        return SeenRows(self.values[on_device(rows, self.values.device)], self.keys[rows], positions)
-
-    def between(self, start: int, end: int) -> SeenRows:
-        """The rows from one number to another."""
-        positions = None if self.positions is None else self.positions[start:end]
-        return SeenRows(self.values[start:end], self.keys[start:end], positions)
+        of_values = rows if isinstance(rows, slice) else on_device(rows, self.values.device)
+        return SeenRows(self.values[of_values], self.keys[rows], positions)
 
 
 def keys_of(samples: Tensor, split: str | None) -> Tensor:
@@ -192,7 +188,7 @@ def _largest(columns: Sequence[Tensor], most: int) -> list[Tensor]:
     in_order = _sorted(
         _sorted(distinct, 1), 0, descending=True
     )  # an empty place is behind a sample with -inf
-    return [column[:, :most] for column in in_order]
+    return [column[:, :most].clone() for column in in_order]  # not views, which would hold the rest
 
 
 def _sorted(columns: Sequence[Tensor], by: int, *, descending: bool = False) -> list[Tensor]:
@@ -304,7 +300,7 @@ class Folding:
         while start < len(seen.keys):
             # The first few rows by themselves, then as many as before them: they rule out most of the others.
             count = max(self.wanted.top, sums["count"]) if self.wanted.top else len(seen.keys)
-            part = seen.between(start, start + count)
+            part = seen.at(slice(start, start + count))
             sums = _merged(sums, _of_rows(part, sums))
             start += count
         self.sums[label] = sums
@@ -354,13 +350,9 @@ class Folding:
         found = {MEAN: sums["sum"] / count}
         if "top" in sums:
             values, keys, positions = sums["top"]
-            is_empty = keys == _NO_KEY
-            samples = keys // len(SPLITS)
-            splits = keys % len(SPLITS)
-            empty = (math.nan, -1, -1, 0)
-            columns = (values, samples, positions, splits)
-            for name, column, fill in zip(TOP, columns, empty, strict=True):
-                found[name] = column.masked_fill(is_empty, fill)
+            columns = (values, keys // len(SPLITS), positions, keys % len(SPLITS))
+            for name, column, fill in zip(TOP, columns, (math.nan, -1, -1, 0), strict=True):
+                found[name] = column.masked_fill(keys == _NO_KEY, fill)
         if "levels" in sums:
             found[QUANTILES] = Sketch(sums["levels"], sums["collapses"]).quantiles(self.wanted.at)
         found = {name: tensor.unflatten(0, self.units) for name, tensor in found.items()}

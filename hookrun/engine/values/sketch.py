@@ -45,6 +45,8 @@ class Sketch:
         kept = pairs[..., 0].clone()
         odd = 1 - self.collapses[level] % 2
         kept[:, odd::2] = pairs[:, odd::2, :, 1]
+        largest = pairs[:, :, -1, 1]
+        kept[:, :, -1] = largest.where(largest.isnan(), kept[:, :, -1])  # a NaN stays
         self.collapses[level] += count
         self.add(level + 1, kept.flatten(1))
 
