@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from torch import Tensor
 
-from hookrun.engine.values.folding import COUNT, COV, MEAN, QUANTILES, TOP, Folded
+from hookrun.engine.values.folded import COUNT, COV, MEAN, QUANTILES, TOP, Folded
 from hookrun.errors import Lookup
 from hookrun.store.captures.tensor_file import read_tensors, write_tensors
 from hookrun.store.files import StoreError, replacing
@@ -59,11 +60,12 @@ def read_folds(folder: Path, aliases: Mapping[str, str]) -> Lookup[Lookup[Folded
         tensors, about = read_tensors(path, folder)
         try:
             entries = checked(decode(about[_CONTENTS].encode()), list[FoldRecord])
-            for number, entry in enumerate(entries):
-                prefix = f"{number}."
-                of_entry = {
-                    name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)
-                }
+            by_number = defaultdict[str, dict[str, Tensor]](dict)
+            for name, tensor in tensors.items():
+                number, _, kind = name.partition(".")
+                by_number[number][kind] = tensor
+            for place, entry in enumerate(entries):
+                of_entry = by_number[str(place)]
                 _require_form(of_entry, entry)
                 fold = Folded(of_entry, entry.labels, entry.at, entry.places)
                 found.setdefault(entry.hook, {})[entry.module] = fold
@@ -79,16 +81,17 @@ def read_folds(folder: Path, aliases: Mapping[str, str]) -> Lookup[Lookup[Folded
 def _require_form(tensors: Mapping[str, Tensor], entry: FoldRecord) -> None:
     """ValueError if a tensor does not have the form that it should have; KeyError if one is missing."""
     first = [] if entry.labels is None else [len(entry.labels)]
-    units = list(tensors[MEAN].shape[len(first) :])
-    most = tensors[TOP[0]].shape[-1:] if TOP[0] in tensors else [0]
+    units = list(tensors[MEAN].shape[len(first) :]) or [1]
+    has_top = TOP[0] in tensors
+    most = max(tensors[TOP[0]].shape[-1:], default=1) if has_top else 1
     shapes: dict[str, Sequence[int]] = {
         COUNT: first,
         MEAN: [*first, *units],
         COV: [*first, *units, *units],
         QUANTILES: [*first, *units, len(entry.at)],
-        **{name: [*first, *units, *most] for name in TOP},
+        **{name: [*first, *units, max(most, 1)] for name in TOP},
     }
-    for name in [COUNT, *tensors, *(TOP if TOP[0] in tensors else ())]:
+    for name in [COUNT, *tensors, *(TOP if has_top else ())]:
         tensor = tensors[name]
         if list(tensor.shape) != list(shapes[name]):
             raise ValueError(

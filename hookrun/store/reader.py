@@ -20,7 +20,7 @@ from hookrun.data.samples import IGNORED
 from hookrun.data.settings import Data
 from hookrun.engine.collector import collector_paused
 from hookrun.engine.html import Shown, View
-from hookrun.engine.values.folding import Folded
+from hookrun.engine.values.folded import Folded
 from hookrun.errors import HookrunError, Lookup, listed
 from hookrun.store.captures.read import (
     Leaf,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import hookrun
+from hookrun.engine.values.folded import TOP
 from hookrun.store.captures.tensor_file import read_tensors, write_tensors
 from hookrun.store.files import StoreError
 from hookrun.store.folds import read_folds
@@ -74,6 +75,14 @@ DAMAGES: dict[str, tuple[Change, str]] = {
     "other shape": (
         lambda tensors, about: tensors.update({"0.cov": torch.ones(9, 3)}),
         "cov of units has shape",
+    ),
+    "no places": (
+        lambda tensors, about: tensors.update({f"0.{name}": tensors[f"0.{name}"][:, :0] for name in TOP}),
+        r"top\.\w+ of units has shape \[3, 0\]",
+    ),
+    "no units": (
+        lambda tensors, about: tensors.update({"0.mean": torch.ones(())}),
+        "of units has shape",
     ),
     "no numbers": (
         lambda tensors, about: tensors.update({"0.mean": torch.ones(3).int()}),

@@ -48,13 +48,15 @@ class Fold(Action):
     of:  any of `mean`; `cov`, unbiased; `{quantiles: [0.01, 0.5]}`; `{top: 9}`, the largest values with their samples
          and positions, at most one of a sample, of equal ones that of the smaller sample
     per: `channel`: each index of `dim`, over samples and all other dimensions; or each `element` of a sample
-    dim: the dimension of channels. By default the last one under `tokens`, and otherwise 1 (0 is the batch); of a value
-         with three dimensions it must be said
+    dim: the dimension of channels. By default the last one under `tokens` and of torch's own Linear, LayerNorm, RMSNorm
+         and Embedding, and otherwise 1 (0 is the batch), which the plan tells; of a value with three dimensions it must
+         be said
     by:  `label`: for each label of the samples by itself; in a loop of your own set `hooks.labels` before each batch
 
     Mean and covariance are exact in float64, and so are the largest values. Quantiles come from a sketch: they lie
     within log2(n / 1024) / 4096 of their rank for n values of a unit (0.25 % for a million), in whatever order the
-    values come. Under `tokens` each token is a row, and padding does not count.
+    values come. Under `tokens` each token is a row, and padding does not count. A NaN makes mean, covariance and
+    quantiles of its unit NaN, and is the largest value, as in torch.topk.
     """
 
     action_name = "fold"
@@ -113,15 +115,11 @@ class Fold(Action):
             require_real(x)
             rows = widened(x.detach())
             if self.per == "element":
-                site.accumulate(rows.flatten(1).unsqueeze(2), rows.shape[1:], (), "each element")
+                elements = rows.unsqueeze(1) if rows.dim() == 1 else rows
+                site.accumulate(elements.flatten(1).unsqueeze(2), elements.shape[1:], (), "each element")
                 return
             dim, text = site.channels(rows, self.dim)
-            rows = rows.movedim(dim, 1)
-            site.accumulate(
-                rows.flatten(2) if rows.dim() > 2 else rows.unsqueeze(2),
-                rows.shape[1:2],
-                rows.shape[2:],
-                text,
-            )
+            channels = rows.movedim(dim, 1).unsqueeze(-1)
+            site.accumulate(channels.flatten(2), channels.shape[1:2], channels.shape[2:-1], text)
 
         return fold

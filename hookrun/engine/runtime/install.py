@@ -30,7 +30,7 @@ from hookrun.engine.runtime.sinks import Sink
 from hookrun.engine.runtime.site import HookSite
 from hookrun.engine.runtime.tokens.calls import CallTokens
 from hookrun.engine.runtime.wiring import ReplaceOp, Wiring
-from hookrun.engine.values.folding import Folded
+from hookrun.engine.values.folded import Folded
 from hookrun.engine.values.tensors import whole_numbers
 from hookrun.errors import (
     CompileError,

@@ -6,13 +6,18 @@ from collections.abc import Sequence
 from math import prod
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
 
 from hookrun.engine.actions.base import TokenRows
 from hookrun.engine.plan.table import size
 from hookrun.engine.runtime.site_records import SiteRecords
 from hookrun.engine.values.containers import readable
 from hookrun.engine.values.folding import MOST_BYTES, Folding, SeenRows, keys_of
+
+_CHANNELS_FIRST = (_ConvNd, _NormBase, nn.GroupNorm)
+_CHANNELS_LAST = (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Embedding)
 
 
 class SiteFolds(SiteRecords):
@@ -34,12 +39,16 @@ class SiteFolds(SiteRecords):
         order = [batch, *(place for place in range(dims) if place != batch)]
         taken = [0, *(place % dims for place in of_tokens)]
         others = [order[place] for place in range(dims) if place not in taken]  # as the module has them
+        is_taken = False
         if dim is not None:
             found = [place for place in others if place in (dim, dim + dims)]
         elif len(others) == 2 or (of_tokens and len(others) > 2):
             found = []
+        elif len(others) > 2 and self._is_of_torch(_CHANNELS_LAST):
+            found = others[-1:]
         else:
             found = others[:1]
+            is_taken = len(others) > 2 and not self._is_of_torch(_CHANNELS_FIRST)
         shape = list(rows.shape) if of_tokens else list(rows.movedim(0, batch).shape)
         if not found:
             could = " or ".join(map(str, others)) or "none (use per: element)"
@@ -47,7 +56,17 @@ class SiteFolds(SiteRecords):
             raise ValueError(f"the dimension `dim` of channels of a value {shape} may be {could}{hint}")
         row_dim = others.index(found[0]) + 1
         text = f"of {shape}" if not of_tokens else f"of a sequence, {rows.shape[row_dim]} for each token"
+        if is_taken:
+            text += f" is taken, since {type(self.module).__name__} does not show which one it is (`dim` names another)"
         return row_dim, f"channels: dimension {found[0]} {text}"
+
+    def _is_of_torch(self, kinds: tuple[type[nn.Module], ...]) -> bool:
+        """Whether the module is one of these kinds as torch has it, and the hook sees its value whole."""
+        keys = self.spec.keys
+        is_whole = keys.index is None and keys.heads is None
+        return (
+            is_whole and isinstance(self.module, kinds) and type(self.module).__module__.startswith("torch.")
+        )
 
     def accumulate(self, values: Tensor, units: Sequence[int], places: Sequence[int], text: str) -> None:
         assert self.fold is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hookrun.engine.values.folding import Folded, largest_units, split_name
+from hookrun.engine.values.folded import MOST_SHOWN, TOP, Folded, largest_units, split_name
 from hookrun.errors import HookrunError
 from hookrun.report.draw.text import module_name
 from hookrun.report.facts import MOST_ROWS, RunData
@@ -41,10 +41,11 @@ def _module(facts: RunData, hook: str, module: str, fold: Folded) -> dict[str, A
         "title": f"{hook} at {module_name(module)}",
         "says": f"{', '.join(fold.tensors)} of units {sizes}",
     }
-    first, others = largest_units(fold)
-    units = [{"name": _name(fold, unit), "cells": _cells(facts, fold, unit)} for unit in first]
-    rest = [_name(fold, unit) for unit in others[:MOST_ROWS]]
-    return {**about, "units": units, "rest": rest, "more": len(others) - len(rest)}
+    listed = largest_units(fold, MOST_SHOWN + MOST_ROWS)
+    units = [{"name": _name(fold, unit), "cells": _cells(facts, fold, unit)} for unit in listed[:MOST_SHOWN]]
+    rest = [_name(fold, unit) for unit in listed[MOST_SHOWN:]]
+    more = fold.mean.numel() - len(listed) if listed else 0
+    return {**about, "units": units, "rest": rest, "more": more}
 
 
 def _name(fold: Folded, unit: tuple[int, ...]) -> str:
@@ -57,33 +58,28 @@ def _name(fold: Folded, unit: tuple[int, ...]) -> str:
 def _cells(facts: RunData, fold: Folded, unit: tuple[int, ...]) -> list[dict[str, Any]]:
     """A cell for each of the unit's samples: its value, its picture and the mark in it, or its tokens."""
     cells = list[dict[str, Any]]()
-    top = fold.top
-    if top is None:
-        return cells
-    for place in range(min(top.samples.shape[-1], MOST_SAMPLES)):
-        sample = int(top.samples[unit][place])
-        position = int(top.positions[unit][place])
+    columns = [fold.tensors[name][unit][:MOST_SAMPLES].tolist() for name in TOP]
+    for value, sample, position, split in zip(*columns, strict=True):
         if sample < 0:
             continue
-        key = (split_name(int(top.splits[unit][place])), sample)
-        cell = {
-            "value": float(top.values[unit][place]),
-            "sample": " ".join(map(str, key)).strip(),
-            "called": facts.called.get(key, ""),
-        }
+        key = (split_name(split), sample)
         sequence = facts.sequences.get(key)
         tokens = list[tuple[str, bool]]()
         if sequence is not None:
             start = max(position - _AROUND, 0)
             names = sequence.names[start : position + _AROUND + 1]
             tokens = [(text, start + at == position) for at, text in enumerate(names)]
-        cell |= {
-            "tokens": tokens,
-            "picture": facts.pictures.get(key),
-            "mark": _mark(fold, position),
-            "at": position,
-        }
-        cells.append(cell)
+        cells.append(
+            {
+                "value": value,
+                "sample": " ".join(map(str, key)).strip(),
+                "called": facts.called.get(key, ""),
+                "tokens": tokens,
+                "picture": facts.pictures.get(key),
+                "mark": _mark(fold, position),
+                "at": position,
+            }
+        )
     return cells
 
 

@@ -23,7 +23,12 @@ from hookrun.run.experiment.prepared import EXAMPLE_BATCH, Parts, Prepared, as_c
 from hookrun.run.experiment.proving import compiled
 from hookrun.run.experiment.rank_fit import check_ranks
 from hookrun.run.experiment.run_values import RunValues, differences, other_runs
-from hookrun.run.experiment.sample_checks import leftover_problems, missing_spans, row_problems
+from hookrun.run.experiment.sample_checks import (
+    label_problems,
+    leftover_problems,
+    missing_spans,
+    row_problems,
+)
 from hookrun.run.experiment.task import JobCache, max_rows_of, metrics_of, stopping
 
 
@@ -181,6 +186,7 @@ def _check_plan(task: ModelTask, parts: Parts, plan: Plan) -> list[str]:
     if parts.leftover:
         parts.add(leftover_problems(plan, parts.leftover))
     parts.add(row_problems(plan, limit, trains=task.trains), of_hooks=True)
+    parts.add(label_problems(plan, info.target), of_hooks=True)
     clauses = [(getattr(task, "tokens", None), "task")]
     for hook in parts.experiment.hooks.hooks:
         # a hook with a schedule may not see the samples

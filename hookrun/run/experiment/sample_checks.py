@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hookrun import data
 from hookrun.data import Split
+from hookrun.data.info import TensorInfo
 from hookrun.data.tokens import AMBIGUOUS
 from hookrun.engine.prove.trial import Plan
 from hookrun.engine.spec.tokens import Tokens
@@ -55,6 +56,17 @@ def row_problems(plan: Plan, samples: int | None, *, trains: bool) -> Iterator[P
                     yield Problem(
                         where, lack, "capture them in that run too, or limit this run: train.limit_batches"
                     )
+
+
+def label_problems(plan: Plan, target: TensorInfo | None) -> Iterator[Problem]:
+    """A problem for each hook that needs the label of each sample, if the targets of the data are not labels."""
+    if target is not None and not target.shape and not target.dtype.is_floating_point:
+        return
+    there = "no targets that are one tensor" if target is None else f"targets of another form, {target}"
+    for hook in plan.hooks:
+        if hook.spec.action.by_label:
+            what = f"the data set does not have a label for each sample: it has {there}"
+            yield Problem(f"{hook.spec.where}.by", what, "leave `by` out, or use a data set of classes")
 
 
 def missing_spans(

@@ -21,7 +21,7 @@ from hookrun.engine.runtime.reduced import ReducedGradients
 from hookrun.engine.runtime.site import HookSite
 from hookrun.engine.spec.when import Wanted
 from hookrun.engine.values.containers import arguments, describe
-from hookrun.engine.values.folding import shown_samples
+from hookrun.engine.values.folded import shown_samples
 from hookrun.errors import HookrunError, at_module, reason
 from hookrun.run.experiment.metrics.metrics import LOSS
 from hookrun.run.experiment.prepared import Prepared, as_call

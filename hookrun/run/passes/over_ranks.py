@@ -12,7 +12,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from hookrun.engine.runtime import Installation
-from hookrun.engine.values.folding import Folded, Folding, Wanted
+from hookrun.engine.values.folded import Folded
+from hookrun.engine.values.folding import Folding, Wanted
 from hookrun.errors import listed
 from hookrun.run.passes.average import Average
 from hookrun.run.passes.step_changes import summed

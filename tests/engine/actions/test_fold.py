@@ -12,7 +12,8 @@ from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 import hookrun
-from hookrun.engine.values.folding import Folded, Folding, SeenRows, Wanted, keys_of
+from hookrun.engine.values.folded import Folded
+from hookrun.engine.values.folding import Folding, SeenRows, Wanted, keys_of
 
 EVERYTHING = ["mean", "cov", {"quantiles": [0.1, 0.5]}, {"top": 3}]
 IDENTITY = nn.Sequential(nn.Identity())
@@ -110,6 +111,26 @@ def test_labels_are_the_first_axis() -> None:
         folded([x], by="label")
 
 
+def test_nan_and_infinities_are_as_in_torch() -> None:
+    x = torch.randn(5000, 3)
+    x[1234, 0] = x[77, 0] = float("nan")
+    x[99, 1] = float("inf")
+    x[:, 2] = -float("inf")
+    fold = folded(x.split(1000), of=["mean", {"quantiles": [0.0, 0.5]}, {"top": 3}])
+    assert_close(fold.mean, x.double().mean(0), equal_nan=True)
+    assert fold.quantiles[0].isnan().all()  # they are in samples that the sketch has thinned out
+    assert fold.top.samples[0, :2].tolist() == [77, 1234]
+    assert fold.top.samples[1, 0] == 99
+    assert fold.top.samples[2].tolist() == [0, 1, 2]
+    assert_close(fold.top.values, x.T.topk(3).values, equal_nan=True)
+
+
+def test_a_number_for_each_sample_is_one_element() -> None:
+    fold = folded([torch.arange(6.0)], per="element", of=["mean", {"top": 2}])
+    assert fold.mean.tolist() == [2.5]
+    assert fold.top.samples.tolist() == [[5, 4]]
+
+
 def test_index_and_data_choose_what_is_folded() -> None:
     x = torch.randn(12, 4)
     assert_close(folded([x], index=":, 1:3", of="mean").mean, x[:, 1:3].double().mean(0))
@@ -129,6 +150,21 @@ def test_the_plan_says_which_dimension_is_the_channel() -> None:
         example=((torch.randn(4, 1, 8, 8),), {}),
     )
     assert "h: channels: dimension 1 of [4, 16, 8, 8]; holds 2.18 kB, on 0" in str(plan)
+
+
+def test_the_kind_of_module_shows_its_channels_or_the_plan_says_so() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 6, 1), nn.LayerNorm(8), nn.GELU())
+    plan = hookrun.compile(
+        {"h": {"select": "*", "hook": "forward", "action": "fold"}},
+        model,
+        example=((torch.randn(4, 1, 8, 8),), {}),
+    )
+    assert "dimension 1 of [4, 6, 8, 8]; holds" in str(plan)
+    assert "dimension 3 of [4, 6, 8, 8]; holds" in str(plan)
+    assert "dimension 1 of [4, 6, 8, 8] is taken, since GELU does not show which one it is" in str(plan)
+    with plan.install(model) as hooks:
+        model(torch.randn(4, 1, 8, 8))
+    assert [len(hooks.folds["h"][path].mean) for path in "012"] == [6, 8, 6]
 
 
 WRONG: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
@@ -159,7 +195,7 @@ def test_dim_names_the_channels_of_a_sequence(dim: int) -> None:
 
 def test_padding_does_not_count_under_tokens() -> None:
     model = nn.Sequential(nn.Embedding(50, 3))
-    ids = torch.randint(50, (4, 6))
+    ids = torch.randperm(50)[:24].view(4, 6)
     mask = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0], [0, 1, 1, 1, 1, 0]])
     hook = {"select": "0", "hook": "forward", "action": "fold", "of": EVERYTHING, "tokens": "all"}
     with hookrun.hooked(model, {"h": hook}) as hooks:

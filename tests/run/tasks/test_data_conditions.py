@@ -255,3 +255,11 @@ CHOSEN = {
     "{split: val}": [0, 1, 2, 3, 4],
 }
 """The condition, and the samples that it chooses."""
+
+
+def test_a_fold_by_label_needs_a_label_for_each_sample(refused) -> None:
+    says = refused(
+        *("data=names", "model=decoder", "model.args={layers: 1, heads: 1, width: 8, length: 32}"),
+        "+hooks.units={select: blocks.0.mlp.act, hook: forward, action: fold, tokens: all, by: label}",
+    )
+    assert "hooks.units.by: the data set does not have a label for each sample" in says
