@@ -53,9 +53,12 @@ def changed_share(hook: PlannedHookRecord, facts: RunData) -> ChangedShare:
     title = f"{TITLE}: {counted(last - MOST_OPEN, noun)} that changed less"
     if last < len(curves):
         title += f"; hooks.json has {len(curves) - last:,} more"
-    drawing = partial(charts, TITLE, curves, y="changed elements, %", noun=noun, order=ORDER, log=False)
-    opened = min(last, MOST_OPEN)
-    return ChangedShare(list(drawing(opened)), list(drawing(last, first=opened)), title)
+    drawing = partial(
+        charts, TITLE, y="changed elements, %", total=len(curves), noun=noun, order=ORDER, log=False
+    )
+    figures = list(drawing(curves[:MOST_OPEN]))
+    folded = list(drawing(curves[MOST_OPEN:last], first=MOST_OPEN))
+    return ChangedShare(figures, folded, title)
 
 
 def _curve(site: SiteRecord) -> Series:

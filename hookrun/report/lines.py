@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import random
 from collections import Counter
@@ -9,13 +10,13 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from hookrun.store.files import MissingFile, StoreError, decoded_lines, open_inside
 from hookrun.store.format import decode
-from hookrun.store.records import Record
+from hookrun.store.records import Count, Listing, Record, checked
 from hookrun.store.scores import is_batch, is_part
 
 MOST_BYTES = 24 * 2**20
@@ -119,6 +120,30 @@ def is_number(value: Any) -> bool:
 def is_place(value: Any) -> bool:
     """Whether a value is valid as the number of a layer, head, position or sample: a whole number from 0."""
     return is_number(value) and isinstance(value, int) and value >= 0
+
+
+class Histogram(Record):
+    """Counts [n] between rising edges [n + 1]."""
+
+    counts: Listing[Count]
+    edges: Listing[Annotated[float, Field(ge=-1e280, le=1e280)]]
+
+    @model_validator(mode="after")
+    def _fit(self) -> Self:
+        if len(self.edges) != len(self.counts) + 1 or any(map(operator.ge, self.edges, self.edges[1:])):
+            raise ValueError("counts are between rising edges")
+        return self
+
+
+def is_listing(value: Any) -> bool:
+    """Whether a value of a record is a list of numbers, a histogram, or a list of either, one for each index."""
+    if isinstance(value, list):
+        return all(map(is_number, value)) or all(map(is_listing, value))
+    try:
+        checked(value, Histogram)
+    except ValueError:
+        return False
+    return True
 
 
 def numbers(record: Mapping[str, Any], without: Collection[str]) -> dict[str, float]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_runs import made_run, record
+from made_curves import made_run, record
 from report_pages import read_lines, write_lines
 
 from hookrun.report import write_report

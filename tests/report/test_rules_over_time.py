@@ -71,7 +71,7 @@ def test_the_first_line_says_how_many_rules_tripped(tmp_path: Path) -> None:
         trip("spike", "fc.weight", 31, policy="stop", of="norm", rule="max_ratio", bound=10, number=99.0),
     ]
     page = shown(made_run(tmp_path / "run", tripped)).source
-    said = "3 rules tripped: spike, dead, small"
+    said = "3 rules tripped: dead, small, spike"
     assert f"{said} · hookrun</title>" in page
     assert f"{said}</h1>" in page
     assert "rules tripped" not in shown(made_run(tmp_path / "other", zeros())).source

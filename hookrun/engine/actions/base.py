@@ -156,6 +156,7 @@ class Action(Section):
                  random numbers by `drawn` or `flipped` a row gets the same ones with several ranks as with one
     finds:       what it looks for in the values of its modules: it stays on those in which the trial run shows it;
                  empty: it acts on all
+    otherwise:   what to do where the trial run does not show it
     does:        what else it does. `freeze`: its modules' parameters require no gradient afterwards; `skip`: its
                  module's forward is not called; `stop`: nothing after its module is computed; `pack`: a saved tensor
                  is stored in another form, whole
@@ -167,6 +168,7 @@ class Action(Section):
     scope: ClassVar[Literal["tensor", "value", "together", "module"]] = "tensor"
     uses: ClassVar[Collection[str]] = ()
     finds: ClassVar[str] = ""
+    otherwise: ClassVar[str] = ""
     does: ClassVar[Literal["freeze", "skip", "stop", "pack"] | None] = None
 
     @abstractmethod
@@ -180,17 +182,11 @@ class Action(Section):
         """The same as `build` gives, for an observer that a compiled graph can contain; None for any other action."""
         return None
 
-    def taken(self, value: Any) -> Sequence[Tensor] | None:
-        """With the scope `together`: the tensors of a value that the action gets; None: all of floating point.
+    def taken(self, value: Any, module: Module) -> Mapping[str, Tensor] | None:
+        """What a plan says of each tensor that the action looks for in a value -> the tensor; None: it takes all.
 
-        It gets them in the value's order, and returns None for one that stays. Raises Absent if they are not there.
-        """
-        return None
-
-    def reading(self, value: Any, module: Module) -> str | None:
-        """Which tensors of a value the action takes, for the plan; None: there is nothing to tell.
-
-        Raises Absent if they are not there.
+        With the scope `together` it gets these only, in the value's order, and returns None for one that stays. Raises
+        Absent if they are not there.
         """
         return None
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
 from hookrun.engine.actions.base import Action, Edit, HookSite
-from hookrun.engine.actions.experts import Experts, chosen_experts, expert_count, path_of
+from hookrun.engine.actions.experts import Experts, chosen_experts, expert_count
 from hookrun.engine.hook_types import FORWARD, FORWARD_PRE, HookType
 from hookrun.engine.values.index import AnyTarget
 from hookrun.engine.values.tensors import computable
@@ -21,14 +21,15 @@ if TYPE_CHECKING:
 class DropExpert(Action):
     """Take experts out of a mixture: the weights of the tokens that have chosen them become 0.
 
-    experts:     their numbers, from 0
+    experts:     their numbers, from 0; one beyond those of the module is refused if it tells how many it has, by an
+                 attribute such as `num_experts`, a list of modules or parameters [experts, in, out]
     renormalize: the weights of a token keep their sum; a token that is left with no expert gets 0
     indices:     where the numbers of the chosen experts are, `"[1]"`; null: the only tensor of whole numbers [..., k]
-                 beside one of floating-point numbers of the same shape
+                 beside one of floating-point numbers of the same shape, with fewer than all experts in a row
     weights:     where their weights are; null: that other tensor
 
     On `forward_pre` of the module that gets both, or on `forward` of a router that returns both. The plan shows which
-    tensors they are.
+    tensors they are, and how many experts there are. An expert that no token chooses is no change.
     """
 
     action_name = "drop_expert"
@@ -55,16 +56,11 @@ class DropExpert(Action):
         """How many experts the module has."""
         return expert_count(module) if key == "experts" else None
 
-    def taken(self, value: Any) -> Sequence[Tensor]:
+    def taken(self, value: Any, module: Module) -> Mapping[str, Tensor]:
         """The indices and the weights."""
-        return chosen_experts(value, self.indices, self.weights)
-
-    def reading(self, value: Any, module: Module) -> str:
-        """Which tensors are the indices and the weights, and how many experts there are."""
-        indices, weights = self.taken(value)
+        indices, weights = chosen_experts(value, module, self.indices, self.weights)
         count = expert_count(module)
-        places = f"indices {path_of(value, indices)}, weights {path_of(value, weights)}"
-        return f"{places}, {'an unknown number of' if count is None else count} experts"
+        return {"indices": indices, f"weights of {count or 'an unknown number of'} experts": weights}
 
     def build(self, site: HookSite) -> Edit:
         """A function [indices, weights], in any order -> the new weights, and None for the indices."""
@@ -80,17 +76,10 @@ class DropExpert(Action):
             wide = computable(weights)
             kept = wide.masked_fill(dropped, 0.0)
             if renormalizes:
-                kept = torch.where(dropped.any(-1, keepdim=True), _with_sum(kept, wide), kept)
+                left = kept.sum(-1, keepdim=True)
+                grows = dropped.any(-1, keepdim=True) & (left != 0)
+                factor = wide.sum(-1, keepdim=True) / left.masked_fill(~grows, 1.0)
+                kept = torch.where(grows, kept * factor, kept)
             return [kept.to(weights.dtype) if is_float(each) else None for each in taken]
 
         return drop
-
-
-def _with_sum(kept: Tensor, before: Tensor) -> Tensor:
-    """The weights [..., k], multiplied so that each row has the sum that it had before; a sum of 0 stays."""
-    import torch
-
-    total = kept.sum(-1, keepdim=True)
-    is_zero = total == 0
-    factor = before.sum(-1, keepdim=True) / total.masked_fill(is_zero, 1.0)
-    return kept * torch.where(is_zero, 1.0, factor)

@@ -6,6 +6,7 @@ A router chooses k experts for each token. Indices [..., k] are whole numbers, w
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, Field
@@ -35,56 +36,68 @@ Experts = Annotated[
 def expert_count(module: Module) -> int | None:
     """How many experts a module has; None: not known.
 
-    By an attribute such as `num_experts`, or by parameters of all experts in one, [experts, in, out].
+    It is told by an attribute such as `num_experts`, by a list of modules that the module is or has as `experts`, or by
+    parameters of all experts in one, [experts, in, out].
     """
-    from torch.nn.parameter import is_lazy
+    from torch.nn import ModuleList
+    from torch.nn.parameter import UninitializedParameter
 
     for name in ("num_experts", "num_local_experts", "n_routed_experts", "n_experts"):
         count = getattr(module, name, None)
         if type(count) is int:
             return count
-    held = [each for each in module._parameters.values() if each is not None and not is_lazy(each)]
-    sizes = {each.shape[0] for each in held if each.dim() == 3}
+    experts = getattr(module, "experts", module)
+    if isinstance(experts, ModuleList):
+        return len(experts)
+    sizes: set[int] = set()
+    for each in module.parameters(recurse=False):
+        if not isinstance(each, UninitializedParameter) and each.dim() == 3:
+            sizes.add(each.shape[0])
     return sizes.pop() if len(sizes) == 1 else None
 
 
 def chosen_experts(
-    value: Any, indices: Target | None = None, weights: Target | None = None
+    value: Any, module: Module, indices: Target | None = None, weights: Target | None = None
 ) -> tuple[Tensor, Tensor]:
     """The indices of the chosen experts in a value, and their weights.
 
-    indices, weights: where they are; None: the only tensor of whole numbers [..., k] with the only one of
-                      floating-point numbers that has its shape
+    indices, weights: where they are; None: the only tensor of whole numbers [..., k], with k less than the number of
+                      the module's experts, and the only one of floating-point numbers that has its shape
 
     Raises Absent if there are none, or if several tensors may be meant.
     """
+    count = expert_count(module) if indices is None else None
     pairs: list[tuple[Tensor, Tensor]] = []
-    for numbers in _tensors(value, indices):
+    for pair in product(_tensors(value, indices), _tensors(value, weights)):
+        numbers, shares = pair
         if is_integer(numbers) and numbers.dtype.is_signed and numbers.dim() > 1:
-            for shares in _tensors(value, weights):
-                if shares.is_floating_point() and shares.shape == numbers.shape:
-                    pairs.append((numbers, shares))
+            is_mask = count is not None and numbers.shape[-1] >= count
+            if shares.is_floating_point() and shares.shape == numbers.shape and not is_mask:
+                pairs.append(pair)
     if len(pairs) != 1:
         raise Absent(_not_one(value, pairs))
     return pairs[0]
 
 
-def router_output(value: Any, module: Module) -> tuple[Tensor, Tensor]:
-    """The scores [..., experts] of all experts and the indices [..., k] of the chosen ones.
+def router_output(value: Any, module: Module) -> tuple[Tensor | None, Tensor, int]:
+    """The scores [..., experts] of all experts, the indices [..., k] of the chosen ones, and how many there are.
 
-    Raises Absent if they are not there, or if several tensors may be meant.
+    The scores are None if they are not there, or if several tensors may be meant. Raises Absent if the indices are not
+    there, or if neither the module nor the scores tell how many experts there are.
     """
-    indices, _ = chosen_experts(value)
+    indices, _ = chosen_experts(value, module)
     count = expert_count(module)
     found: list[Tensor] = []
     for tensor in _tensors(value, None):
         *tokens, size = tensor.shape or (0,)
-        fits = size > indices.shape[-1] if count is None else size == count
+        fits = size > indices.shape[-1] and count in (None, size)
         if fits and tensor.is_floating_point() and tokens == list(indices.shape[:-1]):
             found.append(tensor)
-    if len(found) != 1:
-        raise Absent(f"{len(found)} tensors may be the scores of all experts")
-    return found[0], indices
+    if len(found) == 1:
+        return found[0], indices, found[0].shape[-1]
+    if count is None:
+        raise Absent("how many experts there are is not known")
+    return None, indices, count
 
 
 def _tensors(value: Any, target: Target | None) -> Sequence[Tensor]:
@@ -96,21 +109,15 @@ def _tensors(value: Any, target: Target | None) -> Sequence[Tensor]:
 
 def _not_one(value: Any, pairs: Sequence[tuple[Tensor, Tensor]]) -> str:
     """For an error: that there are no indices and weights in the value, or that several tensors may be meant."""
-    from hookrun.engine.values.containers import describe
+    from hookrun.engine.values.containers import describe, path_of
 
     named = [f"indices: {path_of(value, one)!r}, weights: {path_of(value, other)!r}" for one, other in pairs]
     if named:
         return f"several tensors may be the indices of the chosen experts and their weights: say {' or '.join(named)}"
     return (
         f"{describe(value)} does not have the indices of the chosen experts with their weights, whole and "
-        "floating-point numbers of one shape [tokens, k]: select the module that gets both (in models of transformers "
-        "`**.experts`), or name them with `indices` and `weights`; a matrix with a weight for every expert is edited "
-        "by action: scale, factor: 0, index: '..., [3]'"
+        "floating-point numbers of one shape [tokens, k], k less than the number of experts: select the module that "
+        "gets both (in models of transformers `**.experts`), or name them with `indices` and `weights`; a matrix with "
+        "a weight for every expert is edited by action: scale, factor: 0, index: '..., [3]', and scores from which "
+        "experts are chosen afterwards by action: replace, value: -.inf"
     )
-
-
-def path_of(value: Any, tensor: Tensor) -> str:
-    """The path of a tensor in a value."""
-    from hookrun.engine.values.containers import leaves
-
-    return next(path for path, leaf in leaves(value) if leaf is tensor)

@@ -45,7 +45,6 @@ class Match:
     batch:       which dimensions of the tensors that the hook sees follow the batch; None: not known
     captured:    the same of the tensors that it captures, where these are not what it sees
     note:        what the action says of what it sees there; ``""``: nothing
-    reads:       which tensors of the value the action takes, if it tells them by dtype and shape
     """
 
     path: str
@@ -60,7 +59,6 @@ class Match:
     batch: Followers | None = field(default=None, hash=False)
     captured: Followers | None = field(default=None, hash=False)
     note: str = ""
-    reads: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for plan.json."""
@@ -79,8 +77,6 @@ class Match:
             plain["batch"] = {path: list(dims) for path, dims in self.batch.items()}
         if self.note:
             plain["note"] = self.note
-        if self.reads is not None:
-            plain["reads"] = self.reads
         return plain
 
 
@@ -154,7 +150,7 @@ class PlannedHook(Completed):
     @property
     def is_found(self) -> bool:
         """Whether a trial run has shown which tensors the action takes at each of its modules."""
-        return all(match.reads is not None for match in self.matches)
+        return all(match.note for match in self.matches)
 
     @cached_property
     def _match_at(self) -> dict[str, Match]:

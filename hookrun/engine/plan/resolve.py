@@ -382,7 +382,7 @@ def unexpected_finds(plan: ResolvedPlan) -> Iterator[Problem]:
         expected = spec.keys.expect
         if spec.action.finds and hook.is_found and len(hook.matches) not in expected:
             found = f"{len(hook.matches)} of those that {str(spec.keys.select)!r} matches have {spec.action.finds}"
-            hint = 'name them with `select`, or allow that there are none: expect: ">=0"'
+            hint = f'{spec.action.otherwise}; or allow that there are none: expect: ">=0"'
             yield Problem(f"{spec.where}.expect", f"expected {expected} modules, {found}", hint)
 
 

@@ -192,26 +192,15 @@ def _hook_notes(hook: PlannedHook, samples: int | None, acting_on_calls: Sequenc
     for note, paths in noted.items():
         if note:
             yield f"{name}: {note}, on {listed(paths, SHOWN)}"
-    yield from _readings(hook)
+    finds = hook.spec.action.finds
+    if finds and not hook.matches:
+        yield f"{name}: no module that {str(hook.spec.keys.select)!r} matches has {finds}"
+    elif finds and not hook.is_found:
+        yield f"{name}: which modules have {finds} shows at their calls"
     missed = [match.path or "(root)" for match in hook.matches if match.called is False]
     if missed:
         under = f" under {listed(acting_on_calls, SHOWN)}" if acting_on_calls else ""
         yield f"{name}: the example did not reach {listed(missed, SHOWN)}{under}"
-
-
-def _readings(hook: PlannedHook) -> Iterator[str]:
-    """A line for each way in which the action takes tensors from the values of modules."""
-    places = defaultdict[str, list[str]](list)
-    for match in hook.matches:
-        if match.reads is not None:
-            places[match.reads].append(match.path or "(root)")
-    for reads, paths in places.items():
-        yield f"{hook.spec.name}: takes {reads}, on {listed(paths, SHOWN)}"
-    finds = hook.spec.action.finds
-    if finds and not hook.matches:
-        yield f"{hook.spec.name}: no module that {str(hook.spec.keys.select)!r} matches has {finds}"
-    elif finds and not hook.is_found:
-        yield f"{hook.spec.name}: which modules have {finds} shows at their calls"
 
 
 def data(plan: ResolvedPlan) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from hookrun.engine.values.containers import (
     differentiable,
     get,
     leaves,
+    path_of,
     rebuild,
     tensors,
     unwrapped,
@@ -192,7 +193,7 @@ class BatchRuns:
             model(*args, **kwargs)
 
     def read(self) -> ResolvedPlan:
-        """The plan with what its actions take from the values of the first calls, see `Action.reading`."""
+        """The plan with what its actions take from the values of the first calls, see `Action.taken`."""
         hooks = list[PlannedHook]()
         for hook in self.plan.hooks:
             matches = tuple(self._readings(hook))
@@ -206,13 +207,17 @@ class BatchRuns:
         action = hook.spec.action
         for match in hook.matches:
             call = self._small.get((match.path, 0))
-            reads = None
-            if call is not None and hook.spec.hook_type in (FORWARD_PRE, FORWARD):
+            note = ""
+            if call is not None:
                 value = call[hook.spec.hook_type is FORWARD]
+                target = hook.spec.keys.target
                 with suppress(Absent, TargetError):  # of an edit, the run with the hooks reports it
-                    reads = action.reading(value, self.modules[match.path])
-            if reads is not None or not action.finds:
-                yield replace(match, reads=reads)
+                    seen = value if target is None else get(value, target.keys)
+                    taken = action.taken(seen, self.modules[match.path]) or {}
+                    places = [f"{name} at {path_of(seen, tensor)}" for name, tensor in taken.items()]
+                    note = f"takes {', '.join(places)}" if places else ""
+            if note or not action.finds:
+                yield replace(match, note=note)
 
     def located(self) -> ResolvedPlan:
         """The plan with the batch dimensions of what its hooks see."""

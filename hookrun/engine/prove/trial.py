@@ -433,9 +433,8 @@ def _run_hooked(
     """Run the copy with its hooks. The plan with what was found, see `prove`."""
     if not isinstance(backward, bool):
         args, kwargs = rebuild((args, kwargs), differentiable)
-    findings = TrialSink()
-    if replace_op is None:
-        findings.scores.watch(hook.spec for hook in plan.hooks)
+    edits = [hook.spec for hook in plan.hooks] if replace_op is None else []
+    findings = TrialSink(scores=ScoreReads(edits))
     unchecked = None
     with ExitStack() as stack:
         try:
@@ -569,7 +568,7 @@ def _seen(
     """
     shape = shapes.get((match.path, _sees_arguments(hook)))
     place = hook.spec.name, match.path
-    note = findings.notes.get(place, "")
+    note = findings.notes.get(place, match.note)
     match = replace(match, shape=shape, called=shape is not None, note=note)
     firings = findings.captured.get(place)
     if firings is None:

@@ -30,31 +30,28 @@ class ScoreReads(TorchDispatchMode):
 
     Hooks of others, which may record the output of a router, get it before or after the edit.
 
-    hooks:   the names of those that edit one tensor of an output
+    hooks:   the names of those that edit one tensor of an output, which may be the scores
     in_hook: a hook runs, whose operations do not count
     """
 
-    def __init__(self) -> None:
+    def __init__(self, hooks: Iterable[HookSpec] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.hooks = set[str]()
+        for hook in hooks:
+            if hook.hook_type is FORWARD and hook.keys.target is not None and not hook.action.observes:
+                self.hooks.add(hook.name)
         self.in_hook = False
         self._scores = list[tuple[str, str, ReferenceType[Tensor]]]()
         self._read = set[str]()
 
-    def watch(self, hooks: Iterable[HookSpec]) -> None:
-        """Watch the hooks that may edit scores."""
-        for hook in hooks:
-            if hook.hook_type is FORWARD and hook.keys.target is not None and not hook.action.observes:
-                self.hooks.add(hook.name)
-
     def note(self, site: HookSite, value: Any, new: Any) -> None:
         """Note the scores in the output of a router, and what a hook that edits them has made of them."""
         keys = site.target_keys or ()
-        with suppress(Absent, containers.TargetError):
-            scores, _ = router_output(value, site.module)
-            if containers.get(value, keys) is scores:
-                for tensor in (scores, containers.get(new, keys)):
-                    self._scores.append((site.hook_name, site.path, ref(tensor)))
+        with suppress(Absent):
+            scores, _, _ = router_output(value, site.module)
+            if scores is not None and containers.get(value, keys) is scores:
+                edited = containers.get(new, keys)
+                self._scores += [(site.hook_name, site.path, ref(tensor)) for tensor in (scores, edited)]
 
     def unread(self) -> list[tuple[str, str]]:
         """(hook, path) of each edit of scores that no operation has read, and that nothing holds after the run."""

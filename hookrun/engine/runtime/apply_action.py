@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hookrun.engine.actions.base import Absent, Action, Packed
 from hookrun.engine.hook_types import SAVED_TENSORS
@@ -228,7 +228,7 @@ class SiteRunner:
             return value if new is None else self._checked(value, new)
         site = self.site
         member = self._member(value)
-        takes = taken_by(site.spec.action, member)
+        takes = taken_by(site.spec.action, member, site.module)
         together = None
         if site.spec.action.scope == "together":
             together = iter(self._edited_together(member, takes))
@@ -461,10 +461,11 @@ def acts_on(leaf: Any) -> bool:
     return isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())
 
 
-def taken_by(action: Action, value: Any) -> Callable[[Any], bool]:
+def taken_by(action: Action, value: Any, module: nn.Module) -> Callable[[Any], bool]:
     """A predicate: whether the action acts on a member of the value."""
-    chosen = action.taken(value) if action.scope == "together" else None
-    if chosen is not None:
+    taken = action.taken(value, module) if action.scope == "together" else None
+    if taken is not None:
+        chosen = list(taken.values())
         return lambda leaf: any([leaf is each for each in chosen])
     return _is_tensor if action.any_dtype else acts_on
 

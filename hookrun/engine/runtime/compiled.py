@@ -85,7 +85,7 @@ def _editing(site: HookSite, function: Callable[[Any], Any], is_open: Tensor | N
 
     def edited(value: Any) -> Any:
         member = value if path is None else containers.get(value, path)
-        takes = taken_by(action, member)
+        takes = taken_by(action, member, site.module)
         olds = [leaf for leaf in containers.tensors(member) if takes(leaf)]
         news = iter(function(olds) if together and olds else map(function, olds))
         changed = rebuilt(member, lambda leaf: chosen(leaf, next(news)) if takes(leaf) else leaf)

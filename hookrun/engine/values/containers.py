@@ -53,6 +53,11 @@ def leaves(value: Any, keys: tuple[Key, ...] = ()) -> Iterator[tuple[str, Any]]:
         yield from leaves(member, (*keys, key))
 
 
+def path_of(value: Any, tensor: Tensor) -> str:
+    """The path of a tensor in a value."""
+    return next(path for path, leaf in leaves(value) if leaf is tensor)
+
+
 def tensors(value: Any) -> Iterator[Tensor]:
     """Every tensor of a value."""
     return (leaf for leaf in members(value) if isinstance(leaf, Tensor))

@@ -337,7 +337,7 @@ def _colours(
     masks = {"exactly 0": is_zero, "NaN": np.isnan(values) & valid, "infinite": np.isinf(values) & valid}
     beside = [name for name, mask in masks.items() if mask.any()]
     shades = LEVELS - len(beside)
-    with np.errstate(invalid="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         level = np.clip(np.nan_to_num((sheet - low) / (high - low)), 0, 1) * (shades - 1)
     index = np.where(on_scale, level.round(), _CLEAR).astype(np.uint8)
     table = _spaced(palette(diverging=centre is not None), shades)

@@ -2,50 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from hookrun.report.draw.charts import (
+    ALL,
     BOTTOM,
     HEIGHT,
     LEFT,
     RIGHT,
     TOP,
     WIDTH,
-    Array,
     Axis,
     Chart,
     Figure,
+    Series,
     Table,
+    axis_of,
+    thinned,
 )
 from hookrun.report.draw.text import number
+from hookrun.store.captures.read import spread
 
+MOST_RIDGES = 16
+MOST_POINTS = 128
+"""Points of each of them."""
 _OVERLAP = 3
-"""How many rows high the highest bin of a row is."""
+"""How many rows high the fullest bin of a row is."""
+
+Histogram = Mapping[str, Sequence[float]]
+"""`counts` [n] of at least one element, between rising `edges` [n + 1]."""
 
 
-def ridge(
-    title: str, places: Sequence[float], rows: Array, edges: Array, *, y: str, table: Table, note: str
-) -> Figure:
-    """Shares of elements `rows` [n, bins] between the `edges` [bins + 1], each row at its place on the axis `y`.
+def ridge(title: str, histograms: Mapping[float, Histogram], y: str) -> Figure:
+    """Histograms with any edges over one axis of values, each at its place on the axis `y`.
 
-    Places are whole numbers that rise from row to row. The highest bin of each row has the same height.
+    Places are whole numbers that rise. The fullest bins of all histograms have the same height.
     """
+    places = spread(list(histograms), MOST_RIDGES)
     floor = HEIGHT - BOTTOM
-    height = (floor - TOP) * _OVERLAP / (len(rows) - 1 + _OVERLAP)
-    across = Axis(float(edges[0]), float(edges[-1]), LEFT, WIDTH - RIGHT)
-    last = max(places[-1], places[0] + 1)
-    up = Axis(places[0], last, floor, TOP + height, whole=True)
-    chart = Chart(title, across, up, "value", y)
-    middles = [across(float(middle)) for middle in (edges[:-1] + edges[1:]) / 2]
-    for place, row in zip(reversed(places), rows[::-1], strict=True):  # later rows are behind
-        base = up(place)
-        outline = f"M{across(across.low)} {base}"
-        for at, share in zip(middles, row / max(row.max(), 1e-12), strict=True):
-            outline += f"L{at} {round(base - share * height, 1)}"
-        chart.add_path("ridge c0", f"{outline}L{across(across.high)} {base}Z")
-    says = (
-        f"{title}: {len(rows)} histograms from {y} {number(places[0])} to {number(places[-1])}, "
-        f"of values from {number(float(edges[0]))} to {number(float(edges[-1]))}"
+    height = (floor - TOP) * _OVERLAP / (len(places) - 1 + _OVERLAP)
+    edges = [histograms[place]["edges"] for place in places]
+    across = axis_of([each[end] for each in edges for end in (0, -1)], LEFT, WIDTH - RIGHT)
+    up = Axis(
+        places[0], max(places[-1], math.nextafter(places[0] + 0.5, math.inf)), floor, TOP + height, whole=True
     )
-    return replace(chart.figure(says, table), note=note)
+    chart = Chart(title, across, up, "value", y)
+    rows = list[tuple[str, ...]]()
+    for place in reversed(places):  # later rows are behind
+        outline = _outline(histograms[place])
+        base = up(place)
+        path = ""
+        for x, share in zip(outline.x, outline.y, strict=True):
+            path += f"L{across(x)} {base - height * share:.1f}"
+        chart.add_path("ridge c0", f"M{path[1:]}Z")
+        fullest = outline.x[outline.y.index(max(outline.y))]
+        rows.append(tuple(map(number, (place, outline.x[0], fullest, outline.x[-1]))))
+    table = Table(ALL, (y, "from", "fullest at", "to"), tuple(reversed(rows)))
+    note = f"{len(places)} of {len(histograms):,} histograms; heights are square roots of counts"
+    return replace(chart.figure(f"{title}: {note}", table), note=note)
+
+
+def _outline(histogram: Histogram) -> Series:
+    """The square root of the count of each bin at its middle, divided by the largest; 0 at the outer edges.
+
+    By the root, many zeros do not hide all other values.
+    """
+    edges = histogram["edges"]
+    largest = max(histogram["counts"])
+    middles = [(left + right) / 2 for left, right in pairwise(edges)]
+    roots = [math.sqrt(count / largest) for count in histogram["counts"]]
+    inner = thinned(Series("", middles, roots), MOST_POINTS)
+    return Series("", [edges[0], *inner.x, edges[-1]], [0, *inner.y, 0])

@@ -17,7 +17,6 @@ from hookrun.report.changed_share import NOTHING_CHANGED, ChangedShare, changed_
 from hookrun.report.curves import (
     MOST_CHARTS,
     MOST_OPEN,
-    Marks,
     Record,
     curves_in,
     fold,
@@ -32,7 +31,7 @@ from hookrun.report.draw.text import module_name
 from hookrun.report.facts import MOST_HOOKS, MOST_SAMPLES, RunData, on_parameters
 from hookrun.report.sample_layers import NO_SAMPLES, SampleChooser, sample_layers
 from hookrun.report.sections import metrics
-from hookrun.report.trips import marks_by_curve
+from hookrun.report.trips import marks_on
 from hookrun.store.captures.read import StoredCapture
 from hookrun.store.records import grouped
 
@@ -99,10 +98,9 @@ def build(facts: RunData) -> list[HookView]:
     names.sort(key=lambda name: order.get(name, len(order)))
     views = list[HookView]()
     pictures = max(OPEN_DISTRIBUTIONS, MOST_DISTRIBUTIONS // max(len(records), 1))
-    marks = marks_by_curve(facts)
     for name in names:
         view = HookView(name, order=order.get(name, -1))
-        _add_records(view, facts, records.get(name, []), pictures, marks)
+        _add_records(view, facts, records.get(name, []), pictures)
         _add_pictures(view, facts, captured.get(name, []), share if name in drawn else 0)
         views.append(view)
     room = MOST_OPEN - curves_in(metrics.build(facts) or ())
@@ -121,10 +119,8 @@ def build(facts: RunData) -> list[HookView]:
     return [view for view in views if not view.is_empty]
 
 
-def _add_records(
-    view: HookView, facts: RunData, records: Sequence[dict[str, Any]], most: int, marks: Marks
-) -> None:
-    """Draw what a hook recorded, with at most so many distributions, and with the marks of its curves."""
+def _add_records(view: HookView, facts: RunData, records: Sequence[dict[str, Any]], most: int) -> None:
+    """Draw what a hook recorded, with at most so many distributions."""
     hook = facts.planned.get(view.name)
     if hook is not None:
         noun = "parameter" if on_parameters(hook.hook) else "module"
@@ -137,10 +133,9 @@ def _add_records(
         measured,
         view.places,
         are_gradients=facts.sees_gradients(view.name),
-        hook_type=hook.hook if hook is not None else None,
-        marks=marks,
+        marks=marks_on(hook.hook if hook is not None else None, facts),
     )
-    view.figures = list(islice(figures, MOST_CHARTS))
+    view.figures = figures[:MOST_CHARTS]
     pictures = distributions(measured, view.places, quantiles_of(hook), most)
     for number, figure in enumerate(pictures):
         view.figures.append(replace(figure, folded=number >= OPEN_DISTRIBUTIONS))

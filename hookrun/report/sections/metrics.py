@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from hookrun.report.curves import MOST_MARKS, Mark, fold
+from hookrun.report.curves import MOST_MARKS, MOST_OPEN_METRICS, Mark, fold
 from hookrun.report.draw.charts import Figure, Series, lines
 from hookrun.report.draw.text import number
 from hookrun.report.facts import RunData
@@ -22,7 +22,6 @@ from hookrun.store.objective import Direction, direction_of, is_loss
 from hookrun.store.scores import ABOUT, Line, is_batch, is_part
 
 MOST_FIGURES = 60
-MOST_OPEN_CURVES = 12
 MOST_BY_POSITION = 20
 MOST_CURVES = 16
 MOST_LATEST = 100
@@ -58,7 +57,7 @@ def chart(name: str, curves: Curves, facts: RunData) -> Figure:
 def build(facts: RunData) -> list[Figure] | None:
     """One chart for each metric with more than one value, with a curve for each split; no chart of a constant lr.
 
-    Single training batches are a thin curve, epoch means have points. Beyond `MOST_OPEN_CURVES` they are folded.
+    Single training batches are a thin curve, epoch means have points. Beyond `MOST_OPEN_METRICS` they are folded.
     """
     by_name = curves_of(facts)
     figures = list[Figure]()
@@ -67,7 +66,7 @@ def build(facts: RunData) -> list[Figure] | None:
         is_constant = name == "lr" and len(set(chain.from_iterable(heights))) == 1
         if max(map(len, heights)) > 1 and not is_constant:
             figures.append(chart(name, by_name[name], facts))
-    return fold(figures[:MOST_FIGURES], MOST_OPEN_CURVES) or None
+    return fold(figures[:MOST_FIGURES], MOST_OPEN_METRICS) or None
 
 
 def _series(curves: Curves, marks: Sequence[Mark]) -> list[Series]:

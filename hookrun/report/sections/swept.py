@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from hookrun.errors import counted
+from hookrun.report.curves import MOST_OPEN_METRICS, fold
 from hookrun.report.draw.charts import Figure, Series, is_geometric, lines, spans_magnitudes
 from hookrun.report.draw.pictures import HeatMap, matrix
 from hookrun.report.draw.rendering import rendered
@@ -77,7 +78,7 @@ def figures(facts: SweepData, *, are_few: bool) -> list[Figure]:
         for key in keys:
             curve = _curve(jobs, key, name, dots=key in facts.averaged)
             drawn.append(_with_baselines(curve, facts, name))
-    return drawn[:MOST_FIGURES]
+    return fold(drawn[:MOST_FIGURES], MOST_OPEN_METRICS)
 
 
 def _with_baselines(figure: Figure, facts: SweepData, name: str) -> Figure:

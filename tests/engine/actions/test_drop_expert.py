@@ -47,7 +47,7 @@ def test_it_equals_a_block_written_by_hand(name: str, *, renormalize: bool) -> N
     plain = model(**inputs).logits
     spec = dropping(1, 3, renormalize=renormalize)
     plan = hookrun.compile(spec, model, example=((), inputs))
-    assert "takes indices [1], weights [2]" in str(plan)
+    assert re.search(r"takes indices at \[1\], weights of \d experts at \[2\]", str(plan))
     with plan.install(model):
         dropped = model(**inputs).logits
     drop_by_hand(model, {1, 3}, renormalize=renormalize)
@@ -90,7 +90,7 @@ def test_gradients_are_those_of_the_same_formula() -> None:
 def test_arguments_by_name_are_told_and_shown() -> None:
     model, x = small()
     shown = plan_of(model, dropping(0), x)
-    assert "drop: takes indices chosen, weights shares, 5 experts, on experts" in shown
+    assert "drop: takes indices at chosen, weights of 5 experts at shares, on experts" in shown
 
 
 def test_it_can_act_on_the_output_of_a_router() -> None:
@@ -162,6 +162,28 @@ def test_an_expert_that_does_not_exist_is_refused() -> None:
     assert "drop_expert on experts: there is no expert 5: it has 5, numbered from 0" in text
 
 
+def test_a_list_of_modules_tells_how_many_experts_there_are() -> None:
+    model = nn.Sequential(Passing())
+    model[0].experts = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)])
+    with pytest.raises(hookrun.CompileError, match="there is no expert 3: it has 3"):
+        hookrun.compile(dropping(3, select="0"), model)
+
+
+def test_a_mask_of_the_chosen_experts_is_refused() -> None:
+    class Masked(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.experts((x > 0).long(), x)[1]
+
+    model = Masked()
+    model.experts = Passing()
+    model.experts.num_experts = 4
+    x = torch.rand(3, 4)
+    assert "k less than the number of experts" in mistake(model, dropping(1), x)
+    assert "takes indices at [0], weights of 4 experts at [1]" in plan_of(
+        model, dropping(1, indices="[0]"), x
+    )
+
+
 def test_a_module_without_indices_is_refused() -> None:
     model, x = small()
     text = mistake(model, dropping(1, select=""), x)
@@ -181,5 +203,7 @@ def test_several_possible_tensors_must_be_named() -> None:
     x = torch.rand(3, 2)
     text = mistake(model, dropping(1), x)
     assert "say indices: '[0]', weights: '[1]' or indices: '[0]', weights: '[2]'" in text
-    assert "takes indices [0], weights [2]" in plan_of(model, dropping(1, weights="[2]"), x)
+    assert "takes indices at [0], weights of an unknown number of experts at [2]" in plan_of(
+        model, dropping(1, weights="[2]"), x
+    )
     assert "'[7]' is not in the tuple" in mistake(model, dropping(1, weights="[7]"), x)

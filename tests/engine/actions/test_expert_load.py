@@ -116,6 +116,46 @@ def test_a_model_without_routers_is_told() -> None:
     assert "load: no module that '**' matches has the output of a router" in shown
 
 
+class Returning(nn.Module):
+    """A router of 4 experts that returns what it is given."""
+
+    num_experts = 4
+
+    def forward(self, *value: Tensor) -> tuple[Tensor, ...]:
+        return value
+
+
+CHOSEN = torch.tensor([[0, 1], [1, 3], [1, 0]], dtype=torch.int32)
+
+
+def loads(*value: Tensor, **keys: Any) -> list[dict[str, Any]]:
+    model = Returning()
+    with hookrun.compile(watching(select="", **keys), model, example=(value, {})).install(model) as hooks:
+        model(*value)
+    return hooks.records
+
+
+def test_a_router_may_keep_its_scores() -> None:
+    (record,) = loads(torch.ones(3, 2), CHOSEN)
+    assert record["counts"] == [2, 3, 0, 1]
+    assert "entropy" not in record
+
+
+def test_entropy_can_be_that_of_probabilities() -> None:
+    shares = torch.rand(3, 4).softmax(-1)
+    (record,) = loads(shares, torch.ones(3, 2), CHOSEN, entropy={"of": "probabilities"})
+    assert record["entropy"] == pytest.approx(float(torch.special.entr(shares).sum(-1).mean()))
+
+
+def test_a_mask_of_experts_is_not_their_numbers() -> None:
+    scores = torch.rand(3, 4)
+    mask = nn.functional.one_hot(scores.argmax(-1), 4)
+    with pytest.raises(
+        hookrun.CompileError, match=r"`num_experts`\n +record scores that are returned alone by"
+    ):
+        loads(mask, scores.amax(-1, keepdim=True), scores)
+
+
 def test_too_few_routers_are_told() -> None:
     model = nn.Sequential(Mixture())
     with pytest.raises(hookrun.CompileError, match="expected 2 modules, 1 of those"):
