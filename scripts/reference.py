@@ -82,7 +82,7 @@ def action_list() -> str:
         given = _parameters(action).replace("`", "")
         carried = _carriers(action)
         on = "" if carried == "all but `apply`" else f" On: {carried}."
-        does = re.split("[:;] ", _first_line(action))[0]
+        does = re.split("[:;] |, and ", _first_line(action))[0]
         lines.append(f"- `{name}`{f' ({given})' if given else ''}: {does}.{on}")
     return "\n".join(lines)
 

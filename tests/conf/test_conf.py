@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,14 @@ def test_the_task_of_an_experiment_can_be_changed_to_plan(tmp_path: Path) -> Non
     for name in shown.values():
         assert main([f"experiment={name}", "task=plan", "compute=cpu"]) == 0, name
         assert list(tmp_path.iterdir()) == [], name
+
+
+def test_the_commands_in_the_comments_are_valid() -> None:
+    for name in EXPERIMENTS:
+        for line in (CONF / f"experiment/{name}.yaml").read_text().splitlines():
+            if line.startswith("#   hookrun experiment="):
+                _, *overrides = shlex.split(line.removeprefix("#"), comments=True)
+                parse_experiment(compose_dict(overrides))
 
 
 @pytest.mark.parametrize("path", FILES)
