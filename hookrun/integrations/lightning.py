@@ -89,6 +89,7 @@ class Callback(LoopFollower, LightningCallback):
         if not hooks.accumulating and (is_due or trainer.is_last_batch):
             self._log_batch(trainer)
         if pl_module.automatic_optimization:
+            self.add_loss((outputs or {}).get("loss"))
             hooks.clock.place(trainer.global_step)
         trainer.should_stop = trainer.should_stop or self.stops
 

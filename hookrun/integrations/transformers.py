@@ -1,7 +1,8 @@
 """The transformers callback: hooks, clock, run directory and report follow the Trainer.
 
-The Trainer has no event for an exception, nor for the beginning of `evaluate` and `predict`. So importing this module
-wraps `Trainer.train`, `Trainer.evaluate` and `Trainer.predict`; without this callback the wrappers change nothing.
+The Trainer has no event for an exception, for the loss of a batch, nor for the beginning of `evaluate` and `predict`.
+So importing this module wraps `Trainer.train`, `Trainer.training_step`, `Trainer.evaluate` and `Trainer.predict`;
+without this callback the wrappers change nothing.
 """
 
 from __future__ import annotations
@@ -117,5 +118,20 @@ def _followed(method: Callable[..., Any], split: str) -> Callable[..., Any]:
     return followed
 
 
+def _telling_loss(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap `training_step` so that its callbacks of this module get what it returns."""
+
+    @wraps(method)
+    def training_step(self: Any, *args: Any, **options: Any) -> Any:
+        loss = method(self, *args, **options)
+        for callback in self.callback_handler.callbacks:
+            if isinstance(callback, Callback):
+                callback.add_loss(loss)
+        return loss
+
+    return training_step
+
+
 for _method, _split in _METHODS:
     setattr(Trainer, _method.__name__, _followed(_method, _split))
+Trainer.training_step = _telling_loss(Trainer.training_step)  # type: ignore[method-assign]

@@ -53,12 +53,13 @@ def test_predict_may_follow_train_with_evaluate(tmp_path: Path, samples, trainer
     model = Model()
     callback = Callback(spec, run_dir=tmp_path / "mine")
     expected = plain.by_hand(model.net, samples)
+    first_loss = plain.loss_of_first_step(model.net, samples)
     made = trainer(model, callback)
     made.train()
     assert plain.same(model.net, expected)
     assert plain.unhooked(model)
     run = hookrun.open_run(tmp_path / "mine")
-    plain.check_a_fit(run)
+    plain.check_a_fit(run, first_loss)
     losses = [
         (line["split"], line["epoch"], line["step"])
         for line in run.metrics
