@@ -135,25 +135,31 @@ def _candidates(top: Sequence[Tensor], seen: SeenRows) -> list[Tensor]:
         return [best.T, keys.T, found.T]
     least = top[0][:, -1].nan_to_num(math.inf, math.inf, -math.inf)
     least_key = top[1][:, -1]
+    largest = best.amax(0)
+    is_open = (largest <= least).logical_not_()  # also NaN
+    is_open |= (largest == least) & (keys.min() < least_key)
+    opened = is_open.nonzero().squeeze(1)
+    best = best.index_select(1, opened)
+    least = least[opened]
+    least_key = least_key[opened]
     may_be_tied = bool((keys.min() < least_key).any())
-    above = (best - least).amax(1)  # faster than to reduce booleans
+    above = (best - least).amax(1) if len(opened) else least  # faster than to reduce booleans
     enters = (above < 0) if may_be_tied else (above <= 0)
-    some = enters.logical_not_().nonzero().squeeze(1)  # also those of NaN
+    some = enters.logical_not_().nonzero().squeeze(1)
     best, keys = best[some], keys[some]
     may_enter = (best <= least).logical_not_()
     if may_be_tied:
         may_enter |= (best == least) & (keys[:, None] < least_key)
-    rows, units = may_enter.nonzero(as_tuple=True)
-    units, order = units.sort(stable=True)
-    rows = rows[order]
-    counts = units.bincount(minlength=len(least))
+    rows, columns_of = may_enter.T.nonzero(as_tuple=True)[::-1]
+    units = opened[columns_of]
+    counts = units.bincount(minlength=values.shape[1])
     firsts = counts.cumsum(0) - counts
     number = torch.arange(len(units), device="cpu") - firsts[units]
     of_rows = some[rows]
     found = positions[of_rows, values[of_rows, units].argmax(1)]
     shape = (len(counts), int(counts.max()))
     columns = list[Tensor]()
-    for column, fill in zip((best[rows, units], keys[rows], found), _EMPTY, strict=True):
+    for column, fill in zip((best[rows, columns_of], keys[rows], found), _EMPTY, strict=True):
         table = column.new_full(shape, fill)
         table[units, number] = column
         columns.append(table)
