@@ -191,6 +191,19 @@ def test_a_check_stops_the_trainer(tmp_path: Path, loader) -> None:
     assert hookrun.open_run(tmp_path / "mine").status["status"] == "stopped"
 
 
+def test_a_rule_on_the_loss_gets_that_of_the_step(tmp_path: Path, samples, loader) -> None:
+    rule = {"of": "loss", "over": {"steps": 1}, "max": -1.0, "policy": "warn"}
+    spec = {
+        "loss": {"select": "net.2", "hook": "forward", "action": "check", "when": {"mode": "train"}, **rule}
+    }
+    callback = Callback(spec, run_dir=tmp_path / "mine")
+    trainer(callback, max_epochs=1).fit(Module(), loader)
+    (record,) = callback.hooks.records
+    inputs, targets = (tensor[: 4 * ACCUMULATE] for tensor in samples)
+    expected = nn.functional.cross_entropy(Module().net(inputs), targets)
+    assert (record["step"], record["number"]) == (0, pytest.approx(expected.item(), rel=1e-5))
+
+
 def test_hooks_stay_in_a_graph_that_the_sanity_check_compiles(tmp_path: Path, loader) -> None:
     class Compiled(Module):
         copies = 0

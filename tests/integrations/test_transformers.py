@@ -132,6 +132,19 @@ def test_a_check_stops_the_trainer(tmp_path: Path, trainer) -> None:
     assert hookrun.open_run(tmp_path / "mine").status["status"] == "stopped"
 
 
+def test_a_rule_on_the_loss_gets_that_of_the_step(tmp_path: Path, samples, trainer) -> None:
+    rule = {"of": "loss", "over": {"steps": 1}, "max": -1.0, "policy": "warn"}
+    spec = {
+        "loss": {"select": "net.2", "hook": "forward", "action": "check", "when": {"mode": "train"}, **rule}
+    }
+    callback = Callback(spec, run_dir=tmp_path / "mine")
+    trainer(Model(), callback).train()
+    (record,) = callback.hooks.records
+    inputs, targets = (tensor[: 4 * ACCUMULATE] for tensor in samples)
+    expected = nn.functional.cross_entropy(Model().net(inputs), targets)
+    assert (record["step"], record["number"]) == (0, pytest.approx(expected.item(), rel=1e-5))
+
+
 class Model(nn.Module):
     def __init__(self, fails_at: int | None = None) -> None:
         torch.manual_seed(0)
