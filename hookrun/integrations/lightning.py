@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from contextlib import ExitStack
 from typing import Any
-
-from torch import Tensor
 
 try:
     from lightning.pytorch import Callback as LightningCallback
@@ -83,18 +81,15 @@ class Callback(LoopFollower, LightningCallback):
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Log what Lightning logs at this step, set its loss, then move on to the next."""
+        """Log what Lightning logs at this step, then move on to the next."""
         hooks = self.following
         if hooks is None:
             return
         is_due = (self._step + 1) % (trainer.log_every_n_steps or 1) == 0
         if not hooks.accumulating and (is_due or trainer.is_last_batch):
             self._log_batch(trainer)
-        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
-        if isinstance(loss, Tensor):
-            divided = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
-            hooks.loss = loss * divided
         if pl_module.automatic_optimization:
+            self.add_loss((outputs or {}).get("loss"))
             hooks.clock.place(trainer.global_step)
         trainer.should_stop = trainer.should_stop or self.stops
 

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakMethod
 
-from torch import Tensor, distributed, nn
+from torch import Tensor, distributed, nn, stack
 
 from hookrun.engine.actions.fields import Meaning
 from hookrun.engine.prove.trial import Plan, compile_plan, locate_batch
@@ -520,6 +520,13 @@ class LoopFollower:
         """Called when a batch of an evaluation ends."""
         if self.following is not None:
             self.following.clock.step += 1
+
+    def add_loss(self, part: Any) -> None:
+        """Called after each micro-batch of a training. part: what it adds to the loss of the step; None: not known."""
+        if self.following is not None and part is not None:
+            losses = self.following.clock.losses
+            self.following.loss = part
+            losses[:] = [stack(losses).sum(0)]
 
     def write(self, split: str, values: Mapping[str, Any], step: int | None = None) -> None:
         """Write the numbers in `values` as a line of metrics.jsonl; their names may be any text."""

@@ -1,8 +1,8 @@
 """The transformers callback: hooks, clock, run directory and report follow the Trainer.
 
-The Trainer has no event for an exception, for the beginning of `evaluate` and `predict`, nor for the loss. So importing
-this module wraps `Trainer.train`, `Trainer.evaluate`, `Trainer.predict` and `Trainer.training_step`; without this
-callback the wrappers change nothing.
+The Trainer has no event for an exception, for the loss of a batch, nor for the beginning of `evaluate` and `predict`.
+So importing this module wraps `Trainer.train`, `Trainer.training_step`, `Trainer.evaluate` and `Trainer.predict`;
+without this callback the wrappers change nothing.
 """
 
 from __future__ import annotations
@@ -94,11 +94,6 @@ class Callback(LoopFollower, TrainerCallback):
         """Write the metrics of `predict`, which the Trainer does not log."""
         self.write(self._split, dict(metrics or {}), state.global_step)
 
-    def computed(self, trainer: Any, loss: Any) -> None:
-        """Set the loss of a micro-batch, which is divided by the number of them; the Trainer has no event with it."""
-        if self.following is not None:
-            self.following.loss = loss * trainer.current_gradient_accumulation_steps
-
     def _arrived(self, trainer: Any, module: Any, args: Any, kwargs: Any) -> None:
         """A batch reaches the model; the Trainer has no event with the batch."""
         hooks = self.following
@@ -124,14 +119,14 @@ def _followed(method: Callable[..., Any], split: str) -> Callable[..., Any]:
 
 
 def _telling_loss(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `Trainer.training_step` so that its callbacks of this module know the loss."""
+    """Wrap `training_step` so that its callbacks of this module get what it returns."""
 
     @wraps(method)
     def training_step(self: Any, *args: Any, **options: Any) -> Any:
         loss = method(self, *args, **options)
         for callback in self.callback_handler.callbacks:
             if isinstance(callback, Callback):
-                callback.computed(self, loss)
+                callback.add_loss(loss)
         return loss
 
     return training_step
@@ -139,4 +134,4 @@ def _telling_loss(method: Callable[..., Any]) -> Callable[..., Any]:
 
 for _method, _split in _METHODS:
     setattr(Trainer, _method.__name__, _followed(_method, _split))
-Trainer.training_step = _telling_loss(Trainer.training_step)
+Trainer.training_step = _telling_loss(Trainer.training_step)  # type: ignore[method-assign]

@@ -78,7 +78,7 @@ def test_saturated_units_are_told_by_number() -> None:
 def test_gradients_that_vanish_are_told() -> None:
     model = network()
     nn.init.constant_(model[2].bias, 60)  # type: ignore[arg-type]
-    assert ("gradients", "0.weight", 40, None) in trained(model)
+    assert ("unstable_gradients", "0.weight", 40, None) in trained(model)
 
 
 def test_a_batch_out_of_scale_is_told_at_its_step() -> None:
@@ -86,13 +86,13 @@ def test_a_batch_out_of_scale_is_told_at_its_step() -> None:
     told = trained(model, plant=lambda step, x: x * 1000 if step == 50 else x)
     assert [each for each in told if each[0] != "large_updates"] == [
         ("loss_spikes", "", 50, None),
-        ("gradients", "0.weight", 50, None),
+        ("unstable_gradients", "0.weight", 50, None),
     ]
 
 
 def test_a_batch_with_nan_is_told_at_its_step() -> None:
     told = trained(network(), plant=lambda step, x: x.fill_(math.nan) if step == 10 else x)
-    assert {hook for hook, _, step, _ in told if step == 10} >= {"loss_spikes", "gradients"}
+    assert {hook for hook, _, step, _ in told if step == 10} >= {"loss_spikes", "unstable_gradients"}
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu_tanh"])
@@ -108,3 +108,8 @@ def test_neurons_of_a_decoder_are_watched_along_the_last_dimension(activation: s
             hooks.step()
     found = [(record["module"], record["units"]) for record in hooks.records]
     assert found == ([("blocks.0.mlp.act", list(range(32)))] if activation == "relu" else [])
+
+
+def test_weights_of_every_name_are_watched() -> None:
+    plan = hookrun.compile({"unstable_gradients": WATCH["unstable_gradients"]}, nn.LSTM(4, 8))
+    assert [match.path for match in plan.hooks[0].matches] == ["weight_ih_l0", "weight_hh_l0"]

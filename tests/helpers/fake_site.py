@@ -150,11 +150,8 @@ class FakeSite:
     def chosen(self, keep: Any) -> Callable[[Any], Tensor]:
         return lambda shape: torch.arange(0, shape[0], keep.every)
 
-    def over_steps(self, rules: Rules) -> Rules:
-        return rules
-
-    def judge(self, numbers: Tensor, rules: Rules, policy: str) -> None:
-        self.emitted.append((None, {"numbers": numbers}))
+    def judging(self, rules: Rules) -> Callable[[Tensor], None]:
+        return lambda numbers: self.emitted.append((None, {"numbers": numbers}))
 
     def check_result(self, ok: Tensor, message: str, policy: str, least: Tensor, largest: Tensor) -> None:
         self.verdicts.append((ok, message, policy))

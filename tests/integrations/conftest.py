@@ -17,7 +17,7 @@ import hookrun
 
 @pytest.fixture
 def spec() -> dict[str, Any]:
-    """A gradient edit, a capture in evaluation, statistics in training."""
+    """A gradient edit, a capture in evaluation, statistics and a rule on the loss in training."""
     return {
         "clamp": {
             "select": "net.2", "hook": "post_accumulate_grad", "action": "clamp", "min": -0.01, "max": 0.01,
@@ -25,6 +25,10 @@ def spec() -> dict[str, Any]:
         "seen": {"select": "net.0", "hook": "forward", "action": "capture", "when": {"mode": "eval"}},
         "trained": {
             "select": "net.0", "hook": "forward", "action": "stats", "of": ["mean"], "when": {"mode": "train"},
+        },
+        "loss": {
+            "select": "net", "hook": "forward", "action": "check", "of": "loss", "over": {"steps": 1}, "max": 0,
+            "policy": "warn", "when": {"mode": "train"},
         },
     }  # fmt: skip
 
@@ -62,6 +66,11 @@ def by_hand(net: nn.Module, samples: tuple[Tensor, Tensor]) -> nn.Module:
     return net
 
 
+def loss_of_first_step(net: nn.Module, samples: tuple[Tensor, Tensor]) -> float:
+    losses = [nn.functional.cross_entropy(net(x), target) for x, target in batches(samples)[:ACCUMULATE]]
+    return float(sum(losses) / ACCUMULATE)
+
+
 def same(one: nn.Module, other: nn.Module) -> bool:
     return all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
 
@@ -74,11 +83,14 @@ def is_unhooked(model: nn.Module) -> bool:
     return not any(hooks for group in [*of_modules, *of_parameters] for hooks in group)
 
 
-def check_a_fit(run: hookrun.Run) -> None:
-    """Check steps, epochs and rows of a fit with an evaluation after each epoch."""
+def check_a_fit(run: hookrun.Run, first_loss: float) -> None:
+    """Check steps, epochs, rows and the first loss of a fit with an evaluation after each epoch."""
     assert run.status["status"] == "done"
-    assert [line["step"] for line in run.stats] == sorted([*range(3 * EPOCHS)] * 2)
-    assert [line["epoch"] for line in run.stats] == [line["step"] // 3 for line in run.stats]
+    trained = [line for line in run.stats if line["hook"] == "trained"]
+    assert [line["step"] for line in trained] == sorted([*range(3 * EPOCHS)] * 2)
+    assert [line["epoch"] for line in trained] == [line["step"] // 3 for line in trained]
+    (loss,) = [line for line in run.stats if line["hook"] == "loss"]
+    assert (loss["step"], loss["number"]) == (0, pytest.approx(first_loss))
     rows = run.captures["seen"]["net.0"]
     assert rows.sample_ids.tolist() == [*range(22)] * EPOCHS
     assert set(rows.calls.tolist()) == {0}
@@ -86,13 +98,19 @@ def check_a_fit(run: hookrun.Run) -> None:
     assert set(rows.splits) == {"val"}
     assert rows.steps[:22].tolist() == [number // BATCH for number in range(22)]
     fired = {(site["hook"], site["fired"]) for site in run.hooks["sites"]}
-    assert fired == {("clamp", 6), ("seen", 12), ("trained", 12)}
+    assert fired == {("clamp", 6), ("seen", 12), ("trained", 12), ("loss", 12)}
 
 
 @pytest.fixture(scope="session")
 def plain() -> SimpleNamespace:
     """The functions above."""
-    return SimpleNamespace(by_hand=by_hand, same=same, unhooked=is_unhooked, check_a_fit=check_a_fit)
+    return SimpleNamespace(
+        by_hand=by_hand,
+        same=same,
+        unhooked=is_unhooked,
+        check_a_fit=check_a_fit,
+        loss_of_first_step=loss_of_first_step,
+    )
 
 
 @pytest.fixture

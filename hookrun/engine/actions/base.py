@@ -205,7 +205,7 @@ class Action(Section):
         return self.any_dtype or x.is_floating_point() or x.is_complex()
 
     def require_tensor(self, x: Tensor) -> None:
-        """ValueError if the action refuses this tensor, which it does not take, where a trial run sees it alone."""
+        """Raises Absent if the action refuses this tensor, which it does not take, where a trial run sees it alone."""
 
     @property
     def mixes_rows(self) -> bool:
@@ -452,14 +452,11 @@ class ActionRecords(Protocol):
     def check_result(self, ok: Tensor, message: str, policy: str, least: Tensor, largest: Tensor) -> None:
         """Report the result of a check under the policy. ok, least, largest: [], the result and the extremes."""
 
-    def over_steps(self, rules: Rules) -> Rules:
-        """Let rules judge the numbers of each step when it ends, and keep their state; to be called in `build`.
+    def judging(self, rules: Rules) -> Callable[[Tensor], None]:
+        """A function that lets rules judge numbers [R], float64, under the action's policy; to be called in `build`.
 
-        Returns the rules of the first call at this site.
+        Rules over steps judge those of each step when it ends, and their windows go into resumable states.
         """
-
-    def judge(self, numbers: Tensor, rules: Rules, policy: str) -> None:
-        """Let rules judge numbers [R], float64, under the policy: now, or those of `over_steps` when the step ends."""
 
     def keep(self) -> Keeper:
         """A function that stores a captured value."""

@@ -94,7 +94,7 @@ class Check(Action):
     fails before there are n steps. 0 / 0 is 0, and any other number divided by 0 is infinite. A failure is reported at
     the end of the step in which it begins, and again when another index fails too. `update_ratio` holds a copy of the
     parameters during the step; it is 0 where all elements were 0 before. In your own loop set `hooks.loss = loss`
-    before each step ends.
+    before each step ends; the callbacks of Lightning and transformers do so.
     """
 
     action_name = "check"
@@ -177,10 +177,22 @@ class Check(Action):
 
         With `of`: a function that computes the statistic, which the site judges.
         """
-        if self.of is None:
-            return self._of_elements(site)
-        halves = self._of_statistic(site, self.of)
-        return lambda x: halves.report(halves.measure(x))
+        if self.of is not None:
+            halves = self._of_statistic(site, self.of)
+            return lambda x: halves.report(halves.measure(x))
+        low = self._bounds(self.min, -math.inf)
+        high = self._bounds(self.max, math.inf)
+        message = self.requirement()
+        policy = self.policy
+        report = site.check_result
+
+        def check(x: Tensor) -> None:
+            found = _within(low, high, x)
+            if found is not None:
+                ok, least, largest = found
+                report(ok, message, policy, least, largest)
+
+        return check
 
     def halves(self, site: HookSite) -> Halves:
         """The numbers of the statistic [R], or without `of` three: whether it passes, the least and the largest."""
@@ -194,15 +206,10 @@ class Check(Action):
         policy = self.policy
 
         def measure(x: Tensor) -> Tensor:
-            x = elements(x.detach())
-            if not x.numel():
+            found = _within(low, high, x)
+            if found is None:
                 return x.new_empty(0, dtype=torch.float64)
-            if x.is_complex():
-                x = x.abs()
-            least, largest = widened(x).aminmax()
-            dtype = x.dtype if x.dtype in low else torch.float32
-            ok = (least >= low[dtype]) & (largest <= high[dtype])
-            return torch.stack([ok.double(), least.double(), largest.double()])
+            return torch.stack([each.double() for each in found])
 
         def report(numbers: Tensor) -> None:
             if numbers.numel():
@@ -219,42 +226,14 @@ class Check(Action):
     def _of_statistic(self, site: HookSite, of: str | Options) -> Halves:
         wanted = statistic(of)
         steps = None if self.over is None else self.over.steps
-        rules = Rules(wanted.key, self.bounds, self.dim, steps, self.share or 0)
-        if steps is not None:
-            rules = site.over_steps(rules)
-        policy = self.policy
+        judge = site.judging(Rules(wanted.key, self.bounds, self.dim, steps, self.share or 0))
         measure: Callable[[Tensor], Tensor] = partial(_number, wanted, self.dim)
         if of == UPDATE_RATIO:
             site.reads_before = True
             measure = partial(_update_ratio, site, self.dim)
         elif of == LOSS:
             measure = _nothing
-
-        def report(numbers: Tensor) -> None:
-            if numbers.numel():  # an empty tensor passes
-                site.judge(numbers, rules, policy)
-
-        return Halves(measure, report)
-
-    def _of_elements(self, site: HookSite) -> Edit:
-        import torch
-
-        low = self._bounds(self.min, -math.inf)
-        high = self._bounds(self.max, math.inf)
-        message = self.requirement()
-        policy = self.policy
-        report = site.check_result
-
-        def check(x: Tensor) -> None:
-            x = elements(x.detach())
-            if x.numel():
-                if x.is_complex():
-                    x = x.abs()
-                least, largest = widened(x).aminmax()
-                dtype = x.dtype if x.dtype in low else torch.float32
-                report((least >= low[dtype]) & (largest <= high[dtype]), message, policy, least, largest)
-
-        return check
+        return Halves(measure, judge)
 
     def _bounds(self, bound: float | None, none: float) -> dict[dtype, Tensor]:
         """dtype -> the bound as a tensor [], since comparing with a Python float takes three times as long.
@@ -283,6 +262,25 @@ class Check(Action):
         return f"expected every element to be {text}"
 
 
+def _within(
+    low: Mapping[dtype, Any], high: Mapping[dtype, Any], x: Tensor
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Whether all elements are within the bounds, and the least and the largest of them; None: there are none.
+
+    low, high: dtype -> the bound, a number or a tensor []
+    """
+    import torch
+
+    x = elements(x.detach())
+    if not x.numel():
+        return None
+    if x.is_complex():
+        x = x.abs()
+    least, largest = widened(x).aminmax()
+    dtype = x.dtype if x.dtype in low else torch.float32
+    return (least >= low[dtype]) & (largest <= high[dtype]), least, largest
+
+
 def _number(of: Statistic, dim: int | None, x: Tensor) -> Tensor:
     """[R] float64: the statistic of each row of the tensor; of an empty tensor [0]."""
     x = elements(x.detach())
@@ -302,10 +300,7 @@ def _nothing(x: Tensor) -> Tensor:
 def _update_ratio(site: HookSite, dim: int | None, x: Tensor) -> Tensor:
     """[R] float64: norm(new - old) / norm(old) of a parameter; 0 where all old elements are 0."""
     before = site.before
-    if before is None:
-        raise ValueError(
-            "the parameter before the step is not known: the optimizer has not called torch's step hooks"
-        )
+    assert before is not None
     norm = statistic("norm")
     size = _number(norm, dim, before)
     return (_number(norm, dim, x.detach() - before) / size).where(size > 0, 0)

@@ -32,7 +32,7 @@ class Print(Action):
         """A function that prints and records every tensor in the value."""
         from hookrun.engine.values.containers import leaves
 
-        statistics = measuring(("mean", "std", "min", "max"), widens=True)
+        statistics = measuring(("mean", "std", "min", "max"))
         describe = {"shape": _shape, "stats": statistics, "value": _value}[self.what]
 
         def show(value: Any) -> None:

@@ -16,6 +16,17 @@ _SHOWN = 4
 NOT_FINITE = "finite"
 """What every number breaks that is NaN or infinite, whatever the rules are."""
 
+_SAID = {NOT_FINITE: "is not finite", "max": "is above {bound}", "min": "is below {bound}"}
+_SAID_OF_STEPS = {
+    NOT_FINITE: "is not finite",
+    "max": "stayed above {bound} for {steps}",
+    "min": "stayed below {bound} for {steps}",
+    "min_change": "changed by less than {bound} of its mean in {steps}",
+    "max_ratio": "is more than {bound} times its mean over the {steps} before",
+    "max_zscore": "is more than {bound} standard deviations above its mean over the {steps} before",
+}
+"""What a message says of a broken rule."""
+
 MOST_KEPT = 1 << 22
 """The largest number of numbers in a window."""
 
@@ -43,20 +54,22 @@ class Rules:
         self.steps = steps
         self.share = share
         self._windows = dict[Place, Window]()
+        self._widths = dict[Place, int]()
 
     def require_width(self, place: Place, width: int) -> None:
-        """ValueError if there are too many numbers, or another number of units than in the steps before."""
-        steps = self.steps or 1
-        if width * steps > MOST_KEPT:
-            what = f"{width:,} units over {steps:,} steps"
+        """ValueError if there are too many numbers, or another number of units than before in the same window."""
+        if self.steps is None:
+            return
+        if width * self.steps > MOST_KEPT:
+            what = f"{width:,} units over {self.steps:,} steps"
             raise ValueError(
                 f"{what} are more than {MOST_KEPT:,} numbers: name a shorter dimension, or fewer steps"
             )
-        window = self._windows.get(place)
-        if window is not None and window.numbers.shape[1] != width:
+        before = self._widths.setdefault(place, width)
+        if before != width:
             raise ValueError(
-                f"dim: {self.dim} has {width:,} units now and had {window.numbers.shape[1]:,} in earlier steps: name a "
-                "dimension of constant length"
+                f"dim: {self.dim} has {width:,} units now and had {before:,} before: name a dimension of constant "
+                "length"
             )
 
     def judge(self, record: dict[str, Any]) -> list[dict[str, Any]]:
@@ -82,6 +95,7 @@ class Rules:
     def _failure(self, name: str, units: list[int], numbers: NDArray[Any], step: int) -> dict[str, Any]:
         """What the record of a broken rule says."""
         rule = next(iter(self.bounds)) if name == NOT_FINITE else name
+        bound = self.bounds[rule]
         found = numbers[units].tolist()
         of = self.of
         shown = f"found {found[0]:.6g}"
@@ -89,15 +103,17 @@ class Rules:
             of = f"{of} of {len(units)} of {counted(len(numbers), 'unit')} (dim {self.dim})"
             more = ", …" if len(units) > _SHOWN else ""
             shown = f"units {', '.join(map(str, units[:_SHOWN]))}{more}"
+        texts = _SAID if self.steps is None else _SAID_OF_STEPS
+        said = texts[name].format(bound=f"{bound:.12g}", steps=counted(self.steps or 1, "step"))
         failure = {
             "ok": False,
-            "message": f"{of} {self._said(name)}, step {step}: {shown}",
+            "message": f"{of} {said}, step {step}: {shown}",
             "least": min(found),
             "largest": max(found),
             "of": self.of,
             "rule": rule,
             "number": found[0] if self.dim is None else found,
-            "bound": self.bounds[rule],
+            "bound": bound,
         }
         if self.steps is not None:
             failure["steps"] = self.steps
@@ -105,38 +121,23 @@ class Rules:
             failure["units"] = units
         return failure
 
-    def _said(self, name: str) -> str:
-        """What a broken rule says of the statistic."""
-        if name == NOT_FINITE:
-            return "is not finite"
-        bound = f"{self.bounds[name]:.12g}"
-        if self.steps is None:
-            return f"is above {bound}" if name == "max" else f"is below {bound}"
-        steps = counted(self.steps, "step")
-        return {
-            "max": f"stayed above {bound} for {steps}",
-            "min": f"stayed below {bound} for {steps}",
-            "min_change": f"changed by less than {bound} of its mean in {steps}",
-            "max_ratio": f"is more than {bound} times its mean over the {steps} before",
-            "max_zscore": f"is more than {bound} standard deviations above its mean over the {steps} before",
-        }[name]
-
     def state_dict(self) -> dict[str, Any]:
         """The windows, as plain values and tensors."""
-        windows = list[dict[str, Any]]()
+        windows = list[Any]()
         for place, window in self._windows.items():
-            content = {"numbers": window.numbers.clone(), "seen": window.seen, "broken": dict(window.broken)}
-            windows.append({"place": list(place), **content})
-        return {"windows": windows}
+            windows.append([list(place), window.numbers.clone(), window.seen, dict(window.broken)])
+        return {"of": self.of, "steps": self.steps, "windows": windows}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state_dict`."""
-        for saved in state["windows"]:
-            mode, path, call = saved["place"]
-            window = self._windows[mode, path, call] = Window(*saved["numbers"].shape)
-            window.numbers.copy_(saved["numbers"])
-            window.seen = saved["seen"]
-            window.broken.update(saved["broken"])
+        """Continue from a `state_dict`; windows of another statistic or length, in another plan, begin anew."""
+        if (state["of"], state["steps"]) != (self.of, self.steps):
+            return
+        for place, numbers, seen, broken in state["windows"]:
+            window = self._windows[tuple(place)] = Window(*numbers.shape)
+            window.numbers.copy_(numbers)
+            window.seen = seen
+            window.broken.update(broken)
+            self._widths[tuple(place)] = numbers.shape[1]
 
 
 class Window:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 from pydantic import BeforeValidator, Discriminator, Field, model_validator
 from pydantic import Tag as Kind
 
+from hookrun.engine.actions.base import Absent
 from hookrun.engine.actions.fields import Count, Finite, OneOf, OneOrMore
 from hookrun.engine.validation import Section
 from hookrun.engine.values.tensors import is_integer
@@ -58,16 +59,8 @@ INTEGER = SIZES | {"counts", "min", "max", "mean"}
 WHOLE = frozenset({"counts", "nans", "infs", "bytes", "numel"})
 """The statistics that are whole numbers."""
 
-_EMPTY: Mapping[str, float] = {
-    "sum": 0.0,
-    "norm": 0.0,
-    "nans": 0,
-    "infs": 0,
-    "counts": 0,
-    "bytes": 0,
-    "numel": 0,
-}
-"""The statistics of a tensor without elements; all others are NaN."""
+_ZERO_OF_NOTHING = WHOLE | {"sum", "norm"}
+"""The statistics that are 0 for a tensor without elements; all others are NaN."""
 
 
 class Bins(Section):
@@ -175,7 +168,8 @@ class Statistic:
         if self.key == "histogram":
             bins = count // 2
             return self.value([0] * bins + [math.nan] * (bins + 1))
-        return self.value([_EMPTY.get(self.key, math.nan)] * count)
+        number = 0.0 if self.key in _ZERO_OF_NOTHING else math.nan
+        return self.value([number] * count)
 
 
 def statistic(item: str | Options) -> Statistic:
@@ -199,11 +193,10 @@ def statistics(of: Iterable[str | Options]) -> tuple[Statistic, ...]:
     ValueError if two of them have the same name in a record, or if they are more numbers than a record holds.
     """
     found = tuple(statistic(item) for item in dict.fromkeys(of))
-    keys = set[str]()
-    for each in found:
-        if each.key in keys:
-            raise ValueError(f"{each.key} is named twice, and a record holds it once: give one of the two")
-        keys.add(each.key)
+    keys = [each.key for each in found]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise ValueError(f"{key} is named twice, and a record holds it once: give one of the two")
     numbers = count_of(found)
     if numbers > MOST_NUMBERS:
         raise ValueError(f"these are {numbers:,} numbers, and a record has at most {MOST_NUMBERS:,}")
@@ -235,17 +228,17 @@ def require_dim(dim: int, shape: Sequence[int], of: Sequence[Statistic]) -> None
 
 
 def require_dtype(x: Tensor, of: Sequence[Statistic]) -> None:
-    """ValueError if tensors of this dtype do not have one of the statistics."""
+    """Absent if tensors of this dtype do not have one of the statistics."""
     keys = [each.key for each in of]
     if not is_integer(x):
         if "counts" in keys:
-            raise ValueError(
+            raise Absent(
                 f"counts is of integers, and the tensor is {_name_of(x)}: `histogram` counts other numbers, in bins"
             )
         return
     others = [key for key in keys if key not in INTEGER]
     if others:
-        raise ValueError(
+        raise Absent(
             f"the tensor is {_name_of(x)}, and of integers there are counts, min, max and mean, not "
             f"{listed(others)}: name some of these in `of`, or select another module or `target`"
         )
@@ -279,17 +272,9 @@ def _count(x: Tensor) -> Tensor:
     return x.count_nonzero() if x.dim() == 1 else x.bool().sum(-1)
 
 
-def _variance(rows: Rows) -> Tensor:
-    if rows.n == 1:  # torch warns about it
-        return rows.flat.sum(-1) * math.nan
-    return rows.flat.var(-1)
-
-
-def _deviation(rows: Rows) -> Tensor:
-    """Not the root of the variance, which is out of range for large numbers."""
-    if rows.n == 1:
-        return rows.flat.sum(-1) * math.nan
-    return rows.flat.std(-1)
+def _unknown(rows: Rows) -> Tensor:
+    """NaN, the spread of single elements, about which torch warns."""
+    return rows.flat.sum(-1) * math.nan
 
 
 def _norm(rows: Rows) -> Tensor:
@@ -321,29 +306,28 @@ def _underflows(rows: Rows) -> Tensor:
     return below.sum(-1) / others.sum(-1)
 
 
+def _entropy(rows: Rows, shares: Tensor) -> Tensor:
+    """The mean over all places of the entropy along the last dimension. shares: probabilities, like rows.x"""
+    import torch
+
+    of_places = torch.special.entr(shares).sum(-1)
+    return of_places.reshape(*rows.flat.shape[:-1], -1).mean(-1)
+
+
 def _entropy_of_scores(rows: Rows) -> Tensor:
-    logs = rows.x.log_softmax(-1)
-    shares = logs.exp()
-    surprise = (shares * logs).masked_fill(shares == 0, 0)  # a score of -inf has none
-    return _mean_of_places(rows, -surprise.sum(-1))
+    return _entropy(rows, rows.x.softmax(-1))
 
 
 def _entropy_of_probabilities(rows: Rows) -> Tensor:
-    import torch
-
-    shares = rows.x / rows.x.sum(-1, keepdim=True)
-    return _mean_of_places(rows, torch.special.entr(shares).sum(-1))
-
-
-def _mean_of_places(rows: Rows, x: Tensor) -> Tensor:
-    """[..., *places] -> [...]"""
-    return x.reshape(*rows.flat.shape[:-1], -1).mean(-1)
+    return _entropy(rows, rows.x / rows.x.sum(-1, keepdim=True))
 
 
 DEFINITIONS: Mapping[str, Callable[[Rows], Any]] = {
     "mean": _mean,
-    "var": _variance,
-    "std": _deviation,
+    "var": lambda rows: rows.flat.var(-1) if rows.n > 1 else _unknown(rows),
+    "std": lambda rows: (
+        rows.flat.std(-1) if rows.n > 1 else _unknown(rows)
+    ),  # the root of var may be out of range
     "extremes": _extremes,
     "min": lambda rows: rows["extremes"][0],
     "max": lambda rows: rows["extremes"][1],
@@ -444,23 +428,18 @@ def _quantiles(shares: Sequence[float]) -> Statistic:
         import torch
 
         ascending = rows.flat.sort(-1).values
-        found = [_between(ascending, share * (rows.n - 1)) for share in shares]
+        found: list[Tensor] = []
+        for share in shares:
+            place = share * (rows.n - 1)
+            below = math.floor(place)
+            low = ascending[..., below]
+            high = ascending[..., math.ceil(place)]
+            between = low.lerp(high, place - below)  # NaN between two infinities
+            found.append(torch.where(low == high, low, between))
         last = ascending[..., -1:]  # NaN comes last
         return torch.stack(found, -1).where(~last.isnan(), last)
 
     return Statistic("quantiles", define, len(shares), in_graph=False)
-
-
-def _between(ascending: Tensor, place: float) -> Tensor:
-    """The number at a place between two, by linear interpolation."""
-    import torch
-
-    below = math.floor(place)
-    low = ascending[..., below]
-    if place == below:
-        return low
-    high = ascending[..., below + 1]
-    return torch.where(low == high, low, low.lerp(high, place - below))  # of two infinities lerp is NaN
 
 
 def _histogram(wanted: Bins) -> Statistic:

@@ -73,7 +73,8 @@ class Stats(Action):
 
     Integer and boolean tensors have `counts`, `min`, `max`, `mean`, `bytes` and `numel`, other tensors all but
     `counts`. In a value of several tensors without `target` the floating-point ones are recorded, with `counts` the
-    integers, and all of them if `of` has nothing but `bytes` and `numel`.
+    integers, and all of them if `of` has nothing but `bytes` and `numel`. A hook that would record nothing at any of
+    its modules is refused before the run; of another one the plan says where it records nothing.
     """
 
     action_name = "stats"
@@ -164,32 +165,32 @@ def _read(wanted: Sequence[Wanted], dim: int | None, numbers: list[float]) -> di
     return found
 
 
-def measuring(of: Sequence[Statistic | Options], dim: int | None = None, *, widens: bool = False) -> Measure:
+def measuring(of: Sequence[Statistic | Options], dim: int | None = None) -> Measure:
     """A function from a tensor to the statistics that `of` names: tensors [] and [k], or plain numbers and lists.
 
     Its second argument says whether numbers can be read from the tensor now, which is faster on the CPU: no mode, trace
     or transform sees what is computed.
 
-    dim:    the dimension that is kept; it comes first in the statistics
-    widens: integers have all statistics, those of the floating-point numbers
+    Of integers the statistics that `stats` does not give for them are those of the floating-point numbers, and then so
+    are the others.
 
-    ValueError for a tensor that does not have one of the statistics, or has too many places along `dim`.
+    dim: the dimension that is kept; it comes first in the statistics
+
+    ValueError for a tensor that has too many places along `dim`.
     """
-    return _measuring(tuple(of), dim, widens)
+    return _measuring(tuple(of), dim)
 
 
 @cache
-def _measuring(of: tuple[Statistic | Options, ...], dim: int | None, widens: bool) -> Measure:
+def _measuring(of: tuple[Statistic | Options, ...], dim: int | None) -> Measure:
     """As `measuring`; for equal arguments the same function, so that a trial run knows what it has tried."""
     wanted = statistics(of)
     names = tuple(each.key for each in wanted)
     has_values = not SIZES.issuperset(names)
-    is_counting = "counts" in names
+    needs_floats = not INTEGER.issuperset(names)
     forms = {each.key: partial(_in_form, each.value) for each in wanted if each.key == "histogram"}
 
     def measure(x: Tensor, readable: bool = False) -> dict[str, Any]:
-        if is_counting or (has_values and not widens and is_integer(x)):
-            require_dtype(x, wanted)
         if x.is_nested and (dim is not None or "entropy" in names):
             raise ValueError(
                 "the parts of a nested tensor have no dimension in common, as dim and entropy need it"
@@ -204,7 +205,7 @@ def _measuring(of: tuple[Statistic | Options, ...], dim: int | None, widens: boo
             return {name: sizes[name] for name in names}
         require_whole(x)
         x = x.detach()
-        if widens and is_integer(x):
+        if needs_floats and is_integer(x):
             x = x.float()
         if dim is None:
             numbers = numbers_in(x)

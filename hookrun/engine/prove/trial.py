@@ -22,7 +22,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.modules import module as nn_module
 from torch.nn.parameter import is_lazy
 
-from hookrun.engine.actions.base import Keeper, Measured, Packed, TokenRows
+from hookrun.engine.actions.base import Absent, Keeper, Measured, Packed, TokenRows
 from hookrun.engine.actions.user_code import UserCodeError, only_without_data
 from hookrun.engine.actions.values import InlineFunction
 from hookrun.engine.collector import collector_paused
@@ -438,7 +438,8 @@ def _run_hooked(
     unchecked = None
     with ExitStack() as stack:
         try:
-            stack.enter_context(Installation(plan, model, sink=findings, replace_op=replace_op))
+            installed = Installation(plan, model, sink=findings, replace_op=replace_op)
+            stack.enter_context(installed)
         except HookError as error:
             return replace(plan, unchecked=_unproven(error))
         shapes = _shapes_of_first_calls(plan, model)
@@ -460,6 +461,7 @@ def _run_hooked(
             raise
         except Exception as error:
             unchecked = reason(error) + at_module(error)
+        findings.judge_absent(installed)
     if findings.problems:
         raise CompileError(findings.as_problems())
     if unchecked is not None:
@@ -615,6 +617,7 @@ class TrialSink(Sink):
     captured_of_larger: the same for the larger batch, while and after that runs; problems are then not collected
     notes:    (hook, path) -> what the plan says of the hook there
     without:  (hook, path) -> why the user's own function cannot run without data; its value passed unchanged
+    absent:   site of an observer -> what its action does not find in the values there
     scores:   watches what routers return, where a hook edits it
     """
 
@@ -624,6 +627,7 @@ class TrialSink(Sink):
     captured_of_larger: dict[tuple[str, str], list[dict[str, Tensor]]] | None = None
     notes: dict[tuple[str, str], str] = field(default_factory=dict)
     without: dict[tuple[str, str], str] = field(default_factory=dict)
+    absent: dict[HookSite, str] = field(default_factory=dict)
     scores: ScoreReads = field(default_factory=ScoreReads)
     _measured: set[tuple[Any, ...]] = field(default_factory=set)
 
@@ -663,6 +667,9 @@ class TrialSink(Sink):
                 new = op(value)
             except HookrunError as error:
                 own = error.__cause__
+                if isinstance(own, Absent) and site.spec.action.observes:
+                    self.absent.setdefault(site, str(own))
+                    return value
                 if isinstance(own, UserCodeError) and (why := only_without_data(own)) is not None:
                     self.without[site.hook_name, site.path] = why
                     return value
@@ -691,6 +698,15 @@ class TrialSink(Sink):
         paths = self.problems.setdefault((site.hook_name, what), [])
         if site.path not in paths:
             paths.append(site.path)
+
+    def judge_absent(self, installed: Installation) -> None:
+        """A hook that records nothing anywhere is a problem; of another the plan says where it records nothing."""
+        recording = {site.hook_name for site in installed.sites if site.fired > site.idle}
+        for site, what in self.absent.items():
+            if site.hook_name in recording:
+                self.note(site, f"records nothing, since {what}")
+            else:
+                self.fail(site, what)
 
     def as_problems(self) -> list[Problem]:
         """The failures, each with all its places."""

@@ -64,6 +64,7 @@ class SiteRunner:
         if for_other_ranks and site.hook_type.sees_batch:
             self._waits_for_rows = is_gradient or (spec.action.observes and not site.passes_on)
         self._sees_saved = site.hook_type is SAVED_TENSORS  # several tensors, each of which comes by itself
+        self._takes_floats = spec.action.takes_tensor(torch.empty(0, device="cpu"), alone=True)
         self._form_is_checked = False  # shape and dtype of the first result
         self._function: Op = _takes_place if spec.action.acts_on_call else function_of(site)
 
@@ -195,7 +196,7 @@ class SiteRunner:
 
     def _observe_tensors(self, seen: Any) -> Any:
         """Give the action each tensor that it takes, until it returns something."""
-        if isinstance(seen, Tensor) and seen.is_floating_point():  # the common case
+        if self._takes_floats and isinstance(seen, Tensor) and seen.is_floating_point():  # the common case
             self.site.current.at = ""
             return self._function(seen)
         action = self.site.spec.action

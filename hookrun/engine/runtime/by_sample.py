@@ -100,7 +100,7 @@ def _holding(site: HookSite) -> Callable[[Tensor], Tensor]:
     has_values = site.has_values
     condition = when.value
     reads_data = when.data is not None and has_values
-    measure = measuring(() if condition is None else (condition.of,), widens=True)
+    measure = measuring(() if condition is None else (condition.of,))
     are_samples = site.spec.keys.tokens is None and has_values
 
     def holds(x: Tensor) -> Tensor:

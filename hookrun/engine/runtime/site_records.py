@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +19,7 @@ from hookrun.engine.runtime.rng import kept_samples
 from hookrun.engine.runtime.site_draws import SiteDraws
 from hookrun.engine.runtime.snapshot import copied
 from hookrun.engine.values.containers import plain, readable
-from hookrun.errors import CheckFailed, HookError
+from hookrun.errors import CheckFailed, HookError, HookrunWarning
 
 if TYPE_CHECKING:
     from hookrun.engine.actions.fields import Keep
@@ -29,11 +31,13 @@ class SiteRecords(SiteDraws):
     rules:        those of a check over steps
     in_step:      of the firings in this step at each place: how the record begins, the sum of the numbers, how many
     is_uncounted: firings do not count now, so that they are not added to the step either
+    is_unknown_told: the user has been told that the loss of a step was not known
     """
 
     rules: Rules | None = None
-    in_step: dict[Place, tuple[tuple[Any, ...], Tensor, int]]
+    in_step: dict[Place, tuple[tuple[Any, ...], Any, int]]
     is_uncounted = False
+    is_unknown_told = False
 
     def emit(
         self, data: Mapping[str, Any] | Measured, path: str | None = None, *, show: bool = False
@@ -116,16 +120,20 @@ class SiteRecords(SiteDraws):
 
     # ---- rules of a statistic ----------------------------------------------------------------------------------
 
-    def over_steps(self, rules: Rules) -> Rules:
-        if self.rules is None:
-            self.rules = rules
-            self.in_step = {}
-            self._held.append(rules)
-            self.clock.ending.append(self._end_step)
-        return self.rules
+    def judging(self, rules: Rules) -> Callable[[Tensor], None]:
+        if rules.steps is not None:
+            if self.rules is None:
+                self.rules = rules
+                self.in_step = {}
+                self._held.append(rules)
+                self.clock.ending.append(self._end_step)
+            rules = self.rules  # a graph and what is outside of it have the same windows
+        return partial(self._judge, rules, self.spec.action.value_of(Meaning.POLICY))
 
-    def judge(self, numbers: Tensor, rules: Rules, policy: str) -> None:
+    def _judge(self, rules: Rules, policy: str, numbers: Tensor) -> None:
         """Judge numbers now (policy `error`), when they are read (others), or with those of the whole step."""
+        if not numbers.numel():  # an empty tensor passes
+            return
         start = self.record_start()
         rules.require_width(_place_of(start), len(numbers))
         seen = readable(numbers)
@@ -135,53 +143,47 @@ class SiteRecords(SiteDraws):
             raise ValueError(
                 "under torch.vmap a statistic has a number for each mapped element: check it without `of`"
             )
-        record = {"numbers": seen, "judge": rules.judge, "policy": policy, **self._checked()}
         if rules.steps is not None:
             self._add_to_step(start, seen)
-        elif policy != "error" or self.current.in_graph:
+            return
+        record = {"numbers": seen, "judge": rules.judge, "policy": policy, **self._checked()}
+        if policy != "error" or self.current.in_graph:
             self.emit(record)
-        else:
-            of_now = {**dict(zip(RECORD_KEYS, start, strict=True)), **record, "numbers": seen.cpu()}
-            for judged in rules.judge(of_now):
-                self._require_passed({key: value for key, value in judged.items() if key not in RECORD_KEYS})
+            return
+        record["numbers"] = seen.cpu()
+        for judged in rules.judge({**dict(zip(RECORD_KEYS, start, strict=True)), **record}):
+            self._require_passed(judged)
 
     def _add_to_step(self, start: tuple[Any, ...], numbers: Tensor) -> None:
         """Add the numbers of a firing to those of the step at the same place."""
-        if self.is_uncounted:
-            return
-        place = _place_of(start)
-        before = self.in_step.get(place)
-        if before is None:
-            self.in_step[place] = start, numbers, 1
-            return
-        if len(before[1]) != len(numbers):
-            raise ValueError(
-                f"dim has {len(before[1]):,} and {len(numbers):,} units in one step: name a dimension of "
-                "constant length"
-            )
-        self.in_step[place] = start, before[1] + numbers, before[2] + 1
+        if not self.is_uncounted:
+            _, total, count = self.in_step.get(_place_of(start), (start, 0, 0))
+            self.in_step[_place_of(start)] = start, total + numbers, count + 1
 
     def _end_step(self) -> None:
         """Let the rules judge the mean over the firings of the step."""
         rules = self.rules
         assert rules is not None
-        firings = list(self.in_step.values())
-        self.in_step.clear()
-        for start, total, count in firings:
-            numbers: Tensor | None = total / count
-            if rules.of == LOSS:
-                numbers = self.clock.loss
-                if numbers is None:
-                    raise HookError(
-                        f"{self.where}: the loss of step {self.clock.step} is not known: set `hooks.loss = loss` "
-                        "before the step ends, or leave such steps out, as `when: {mode: train}` does"
-                    )
-            record = {
-                "numbers": numbers,
-                "judge": rules.judge,
-                "policy": self.spec.action.value_of(Meaning.POLICY),
-            }
-            self.sink.emit(start, {**record, "class": type(self.module).__name__})
+        firings = self.in_step
+        self.in_step = {}
+        policy = self.spec.action.value_of(Meaning.POLICY)
+        for start, total, count in firings.values():
+            numbers = self.clock.loss if rules.of == LOSS else total / count
+            if numbers is None:
+                self._tell_unknown_loss()
+                continue
+            cls = type(self.module).__name__
+            self.sink.emit(start, {"numbers": numbers, "judge": rules.judge, "policy": policy, "class": cls})
+
+    def _tell_unknown_loss(self) -> None:
+        if not self.is_unknown_told:
+            self.is_unknown_told = True
+            warnings.warn(
+                f"{self.where}: the loss of step {self.clock.step} is not known, and such steps are not checked: set "
+                "`hooks.loss = loss` before a step ends, or leave them out with `when`",
+                HookrunWarning,
+                stacklevel=2,
+            )
 
     def rebuild(self, value: Any, change: Callable[[Tensor], Tensor]) -> Any:
         return copied(value, change)

@@ -288,6 +288,27 @@ def test_what_a_tensor_does_not_have_is_refused_before_the_run() -> None:
     assert "`index`" in refused(lambda x: x.new_ones(2, 3000), dim=-1, of=["mean", "std"])
 
 
+def test_the_plan_says_which_modules_record_nothing() -> None:
+    model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 2))
+    hooks: dict[str, Any] = {
+        "floats": {"select": "**", "hook": "forward_pre", "action": "stats"},
+        "rule": {"select": "**", "hook": "forward_pre", "action": "check", "of": "norm", "max": 1e9},
+        "counts": {"select": "**", "hook": "forward_pre", "action": "stats", "of": {"counts": 9}},
+    }
+    tokens = torch.tensor([[1, 2, 2]])
+    plan = hookrun.compile(hooks, model, example=((tokens,), {}))
+    whole = ", on (root), 0\n"
+    assert "floats: records nothing, since the tensor is int64, and of integers there" in str(plan)
+    assert "rule: records nothing, since the tensor is int64" in str(plan)
+    assert str(plan).count(whole) == 2
+    assert "counts: records nothing, since counts is of integers, and the tensor is float32" in str(plan)
+    idle = "fired and found no tensor for its action on"
+    with pytest.warns(hookrun.HookrunWarning, match=idle), plan.install(model) as installed:
+        model(tokens)
+    seen = {(record["hook"], record["module"]) for record in installed.records}
+    assert seen == {("counts", ""), ("counts", "0"), ("floats", "1")}
+
+
 def test_of_several_tensors_those_are_recorded_that_have_the_statistics() -> None:
     router = nn.Module()
     router.forward = lambda x: (x, (x > 0).long())
