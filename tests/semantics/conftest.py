@@ -20,7 +20,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         hooks = []
         for name, action in sorted(actions().items()):
             for hook, kind in HOOK_TYPES.items():
-                if kind in action.hook_types and action.reading is Action.reading:
+                if kind in action.hook_types and action.taken is Action.taken:
                     keys = OWN.get(name) or ELSEWHERE.get((name, hook)) or parameters_of(name)[0]
                     hooks.append({"hook": hook, "action": name, **keys})
         names = [f"{hook['action']}-{hook['hook']}" for hook in hooks]

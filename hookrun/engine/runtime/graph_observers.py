@@ -65,6 +65,7 @@ class GraphObservers:
             self.token = torch.tensor(self.key, device="cpu")
         self.any = False
         self.refuse_export = refuse_export
+        self._observers: list[_Observer] = []
         self._firings: list[_Firing] = []
         self._calls = Counter[HookSite]()
         self._trace: object = None
@@ -74,15 +75,23 @@ class GraphObservers:
     def add(self, site: HookSite) -> Op:
         """What an observer does inside a graph, see `in_graph_of`."""
         self.any = True
-        observer = _Observer(self, site)
+        observer = self._observer(site)
         return observer.watch if site.hook_type is OUTPUT_GRAD else observer.see
 
     def counting(self, site: HookSite) -> Callable[[Sequence[str]], Callable[[int], None]]:
         """What counts an edit of gradients inside a graph, see `in_graph_of`."""
-        return _Observer(self, site).counting
+        return self._observer(site).counting
+
+    def _observer(self, site: HookSite) -> _Observer:
+        observer = _Observer(self, site)
+        self._observers.append(observer)
+        return observer
 
     def clear(self) -> None:
         """The hooks are removed: graphs that refer to them give nothing any more."""
+        for observer in self._observers:
+            vars(observer).clear()  # its functions refer to it
+        self._observers.clear()
         self._firings.clear()
         self._calls.clear()
         _open.pop(self.key, None)

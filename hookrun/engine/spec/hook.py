@@ -42,7 +42,7 @@ class HookKeys(Section):
     """
 
     select: AnySelector
-    hook: Annotated[str, SchemaOnDemand(lambda: {"enum": list(HOOK_TYPES)})]
+    hook: Annotated[str, Field(strict=True), SchemaOnDemand(lambda: {"enum": list(HOOK_TYPES)})]
     target: AnyTarget | None = None
     index: AnyIndex | None = None
     tokens: TokensClause | None = None

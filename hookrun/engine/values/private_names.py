@@ -35,6 +35,7 @@ NAMES = {
         "torch.nn:Module": "_call_impl _compiled_call_impl _modules _parameters _forward_hooks _forward_pre_hooks "
         "_forward_hooks_with_kwargs _non_persistent_buffers_set",
         "torch.nn.modules.batchnorm": "_BatchNorm _NormBase",
+        "torch.nn.modules.conv": "_ConvNd",
         "torch.nn.modules.dropout": "_DropoutNd",
         "torch.nn.modules.module": "_global_forward_hooks",
         "torch.nn.utils.parametrize": "_cache_enabled",

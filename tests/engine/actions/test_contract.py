@@ -54,7 +54,7 @@ def sees_any_tensor(action: Action) -> bool:
 
 def sees_something_else(action: type[Action]) -> bool:
     """Whether it does not act on tensors of any kind."""
-    picks = action.reading is not Action.reading
+    picks = action.taken is not Action.taken
     return (
         action.hook_types <= {APPLY, SAVED_TENSORS} or "args" in action.uses or action.does == "stop" or picks
     )
