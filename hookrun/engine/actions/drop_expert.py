@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from hookrun.engine.actions.base import Action, Edit, HookSite
-from hookrun.engine.actions.experts import Experts, chosen_experts, expert_count
+from hookrun.engine.actions.base import Absent, Action, Edit, HookSite
+from hookrun.engine.actions.experts import Experts, chosen_experts, count_in, expert_count
 from hookrun.engine.hook_types import FORWARD, FORWARD_PRE, HookType
 from hookrun.engine.values.index import AnyTarget
 from hookrun.engine.values.tensors import computable
@@ -47,7 +47,10 @@ class DropExpert(Action):
 
     def incompatibility(self, hook_type: HookType, module: Module, parameters: Collection[str]) -> str | None:
         """The module must have the experts."""
-        count = expert_count(module)
+        return self._lacking(expert_count(module))
+
+    def _lacking(self, count: int | None) -> str | None:
+        """That one of the experts is not among so many; None: the count is not known, or all are."""
         if count is None or max(self.experts) < count:
             return None
         return f"there is no expert {max(self.experts)}: it has {count}, numbered from 0"
@@ -59,7 +62,10 @@ class DropExpert(Action):
     def taken(self, value: Any, module: Module) -> Mapping[str, Tensor]:
         """The indices and the weights."""
         indices, weights = chosen_experts(value, module, self.indices, self.weights)
-        count = expert_count(module)
+        count = count_in(value, module)
+        lacking = self._lacking(count)
+        if lacking is not None:
+            raise Absent(lacking)
         return {"indices": indices, f"weights of {count or 'an unknown number of'} experts": weights}
 
     def build(self, site: HookSite) -> Edit:

@@ -100,6 +100,17 @@ def router_output(value: Any, module: Module) -> tuple[Tensor | None, Tensor, in
     return None, indices, count
 
 
+def count_in(value: Any, module: Module) -> int | None:
+    """How many experts there are, by the module or by the scores in its value; None: not known."""
+    count = expert_count(module)
+    if count is not None:
+        return count
+    try:
+        return router_output(value, module)[2]
+    except Absent:
+        return None
+
+
 def _tensors(value: Any, target: Target | None) -> Sequence[Tensor]:
     """The tensor at the target, or all tensors of the value."""
     from hookrun.engine.values import containers

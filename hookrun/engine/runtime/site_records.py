@@ -166,10 +166,12 @@ class SiteRecords(SiteDraws):
         """Let the rules judge the mean over the firings of the step."""
         rules = self.rules
         assert rules is not None
-        firings = self.in_step
+        firings = list(self.in_step.values())
         self.in_step = {}
         policy = self.spec.action.value_of(Meaning.POLICY)
-        for start, total, count in firings.values():
+        if rules.of == LOSS:
+            firings = firings[:1]  # it is one number, however many tensors the model returns
+        for start, total, count in firings:
             numbers = self.clock.loss if rules.of == LOSS else total / count
             if numbers is None:
                 self._tell_unknown_loss()

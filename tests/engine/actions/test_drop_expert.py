@@ -207,3 +207,18 @@ def test_several_possible_tensors_must_be_named() -> None:
         model, dropping(1, weights="[2]"), x
     )
     assert "'[7]' is not in the tuple" in mistake(model, dropping(1, weights="[7]"), x)
+
+
+class Gate(nn.Module):
+    """A router that says by its scores alone how many experts there are."""
+
+    def forward(self, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        weights, indices = scores.softmax(-1).topk(2)
+        return scores, weights, indices
+
+
+def test_scores_of_a_router_tell_the_number_of_experts() -> None:
+    model = nn.Sequential(Gate())
+    router = {"select": "0", "hook": "forward"}
+    assert "weights of 4 experts" in plan_of(model, dropping(3, **router), torch.randn(5, 4))
+    assert "there is no expert 4: it has 4" in mistake(model, dropping(4, **router), torch.randn(5, 4))

@@ -299,6 +299,22 @@ def test_the_update_ratio_is_that_of_one_step() -> None:
     assert set(found) == {("weight", 0), ("weight", 2), ("bias", 2)}  # a bias of zeros has no ratio yet
 
 
+class LossAndScores(nn.Module):
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"loss": x.mean(), "scores": x}
+
+
+def test_a_loss_is_judged_once_for_a_model_of_two_outputs() -> None:
+    spec = hook(of="loss", over={"steps": 2}, max_ratio=2, policy="warn")
+    model = LossAndScores()
+    with hookrun.hooked(model, spec) as hooks:
+        for loss in (1.0, 1.0, 5.0):
+            hooks.loss = loss
+            model(torch.ones(2))
+            hooks.step()
+    assert [(record["step"], record["number"]) for record in hooks.records] == [(2, 5.0)]
+
+
 def test_a_loss_that_is_not_known_is_told_once() -> None:
     with hookrun.hooked(nn.Identity(), hook(of="loss", over={"steps": 1}, max=0)) as hooks:
         hooks.clock.model(torch.ones(1))
