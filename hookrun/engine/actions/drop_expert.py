@@ -29,7 +29,7 @@ class DropExpert(Action):
     weights:     where their weights are; null: that other tensor
 
     On `forward_pre` of the module that gets both, or on `forward` of a router that returns both. The plan shows which
-    tensors they are, and how many experts there are. An expert that no token chooses is no change.
+    tensors they are, and how many experts there are. To drop one that no token chooses changes nothing.
     """
 
     action_name = "drop_expert"

@@ -33,7 +33,9 @@ class Accumulated(OneOf):
 
 
 def _kind_of(raw: Any) -> str:
-    return "a mapping" if isinstance(raw, Mapping | Accumulated) else "a name"
+    """Whether an item is a name or a mapping; what needs an option is one, though written as a name."""
+    needs_option = isinstance(raw, str) and raw in Accumulated.model_fields
+    return "a mapping" if needs_option or isinstance(raw, Mapping | Accumulated) else "a name"
 
 
 Item = Annotated[

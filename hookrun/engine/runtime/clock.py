@@ -54,6 +54,7 @@ class Clock:
     in_graphs:    tensors [] that compiled graphs read, each with a function that returns its present value
     ending:       called at the end of each step, before its number changes, and when the hooks are removed
     losses:       [1] float64 each, what was told as the loss of this step
+    reads_loss:   a hook reads the loss of each step
 
     In a user's own loop the steps of the first optimizer that steps the model's parameters are counted, until the
     first call of `advance`; in a recorded loop without either, its forwards are (`count_batch`).
@@ -65,6 +66,7 @@ class Clock:
         self.in_graphs = list[tuple[Tensor, Callable[[], float]]]()
         self.ending = list[Callable[[], None]]()
         self.losses = list[Tensor]()
+        self.reads_loss = False
         self._step = 0
         self._epoch = 0
         self.training_at: int | None = None

@@ -261,9 +261,11 @@ class Installation(Shown):
     def inactive(self) -> list[tuple[str, str, str]]:
         """(hook, module path, why) of hooks that never fired there, found no tensor, or repeated a part of a list."""
         causes = self._causes
-        sites = [
-            site for site in self.sites if not (site.spec.action.finds and self._has_found(site.hook_name))
-        ]
+        acted = {site.hook_name for site in self.sites if site.firings > site.idle}
+        sites = list[HookSite]()
+        for site in self.sites:
+            if not (site.spec.action.finds and site.hook_name in acted):  # it is not on all of its modules
+                sites.append(site)
         never = [
             (site.hook_name, site.path, f"never fired{causes.get((site.hook_name, site.path), '')}")
             for site in sites
@@ -271,10 +273,6 @@ class Installation(Shown):
         ]
         idle = [(site.hook_name, site.path, why) for site in sites if (why := site.why_idle)]
         return never + idle
-
-    def _has_found(self, hook: str) -> bool:
-        """Whether the hook has acted at one of its modules."""
-        return any(site.hook_name == hook and site.firings > site.idle for site in self.sites)
 
     @property
     def unexplained(self) -> list[tuple[str, str, str]]:

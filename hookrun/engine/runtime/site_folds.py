@@ -53,7 +53,10 @@ class SiteFolds(SiteRecords):
         if not found:
             could = " or ".join(map(str, others)) or "none (use per: element)"
             hint = "" if of_tokens or len(others) != 2 else "; for a sequence write tokens: all"
-            raise ValueError(f"the dimension `dim` of channels of a value {shape} may be {could}{hint}")
+            wrong = "" if dim is None else f"dim: {dim} cannot have channels: "
+            raise ValueError(
+                f"{wrong}the dimension `dim` of channels of a value {shape} may be {could}{hint}"
+            )
         row_dim = others.index(found[0]) + 1
         text = f"of {shape}" if not of_tokens else f"of a sequence, {rows.shape[row_dim]} for each token"
         if is_taken:

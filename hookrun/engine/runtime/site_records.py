@@ -128,6 +128,7 @@ class SiteRecords(SiteDraws):
                 self.rules = rules
                 self.in_step = {}
                 self._held.append(rules)
+                self.clock.reads_loss |= rules.of == LOSS
                 self.clock.ending.append(self._end_step)
             rules = self.rules  # a graph and what is outside of it have the same windows
         return partial(self._judge, rules, self.spec.action.value_of(Meaning.POLICY))

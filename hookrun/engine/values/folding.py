@@ -319,7 +319,12 @@ class Folding:
         count = len(self.sums)
         units = values.shape[1]
         if count == MOST_LABELS or (count + 1) * self.wanted.size(units) > MOST_BYTES:
-            raise ValueError(f"by: label: more than {count} labels are too many for {units:,} units")
+            needed = (count + 1) * self.wanted.size(units)
+            raise ValueError(
+                f"by: label: {count + 1:,} labels of {units:,} units take {needed:,} bytes, at most "
+                f"{MOST_LABELS:,} labels and {MOST_BYTES:,} bytes are held: select some units by `index`, or "
+                "ask for less in `of`"
+            )
         return _nothing(self.wanted, values)
 
     def state_dict(self) -> dict[str, Any]:

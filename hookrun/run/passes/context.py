@@ -365,7 +365,7 @@ class RunContext:
                         store(batch, output)
                     if measures:
                         loss = self.loss(output, batch) if needs_loss else None
-                        if loss is not None:
+                        if loss is not None and self.hooks.clock.reads_loss:
                             self.hooks.loss = loss
                         self.measure(average, loss, output, batch)
                     if names is not None:

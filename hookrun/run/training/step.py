@@ -137,7 +137,7 @@ def train_step(training: Training, group: Sequence[Batch], shown: dict[str, floa
         context.scaler.unscale_(optimizer)
         norm = clip(settings, optimizer)
         weighted = training.gradients.losses(losses, shares)
-        if weighted:
+        if weighted and hooks.clock.reads_loss:
             hooks.loss = torch.stack(weighted).sum()
         outcome = training.steps.step(group, weighted)
         if training.average is not None and outcome == "stepped":
