@@ -22,10 +22,26 @@ Samples = Mapping[tuple[str, int], Mapping[str, Any]]
 
 
 class Pair(NamedTuple):
-    """Rows of the first run and the same rows of the other one; all rows of a side have one shape."""
+    """Rows of the first run and the same rows of the other one; all rows of a side have one shape.
+
+    order: the dimensions of the other rows, of which the first is the rows, in the order of the first run's; empty: as
+           they are
+    """
 
     rows: StoredCapture
     other: StoredCapture
+    order: Sequence[int] = ()
+
+    @property
+    def shapes(self) -> tuple[list[int], list[int]]:
+        """The shape of a row of each run, in the order of the first run's dimensions."""
+        shape = self.other.shape
+        return list(self.rows.shape[1:]), [shape[at] for at in self.order or range(len(shape))][1:]
+
+    def values(self, place: slice) -> tuple[Tensor, Tensor]:
+        """The rows of both runs at a place."""
+        other = self.other[place]
+        return self.rows[place], other.permute(*self.order) if self.order else other
 
     def places(self) -> list[slice]:
         """The places of the blocks in which the rows are read."""
@@ -33,7 +49,7 @@ class Pair(NamedTuple):
         return [slice(start, start + size) for start in range(0, len(self.rows), size)]
 
 
-def pairs(capture: StoredCapture, other: StoredCapture) -> Iterator[Pair]:
+def pairs(capture: StoredCapture, other: StoredCapture, order: Sequence[int]) -> Iterator[Pair]:
     """The rows that both captures have, by sample, epoch, call and token; a row of a whole firing by its step.
 
     If a capture has rows of several shapes there is a pair for each two shapes. The n-th of several rows of the same
@@ -47,7 +63,7 @@ def pairs(capture: StoredCapture, other: StoredCapture) -> Iterator[Pair]:
         place[others] = torch.arange(len(others))
         rows = (place[numbers] >= 0).nonzero().squeeze(1)
         if len(rows):
-            yield Pair(left.chosen(rows), right.chosen(place[numbers[rows]]))
+            yield Pair(left.chosen(rows), right.chosen(place[numbers[rows]]), order)
 
 
 def _keys(capture: StoredCapture) -> Tensor:
@@ -173,19 +189,20 @@ def compared(
     tolerance: float,
     *,
     by_token: bool = False,
+    order: Sequence[int] = (),
 ) -> Compared:
     """Compare the rows of the same samples in two captures.
 
     samples:   the samples of the first run
     tolerance: the norm of a row's difference, divided by the norm of the first run's row, above which it differs
     by_token:  each position of a token by itself
+    order:     of the other run's dimensions, see `Pair`
     """
-    matched = list(pairs(capture, other))
+    matched = list(pairs(capture, other, order))
     by_position = dict[int, Difference]()
     notes = list[str]()
     for pair in matched:
-        shape = list(pair.rows.shape[1:])
-        other_shape = list(pair.other.shape[1:])
+        shape, other_shape = pair.shapes
         if shape != other_shape:
             notes.append(f"{len(pair.rows)} rows have shape {shape}, other {other_shape}")
         elif math.prod(shape):
@@ -230,9 +247,10 @@ def _add(
     about = torch.stack([times[:, None].expand_as(tokens), samples[:, None].expand_as(tokens), tokens], dim=2)
     for place in pair.places():
         cells = about[place].reshape(-1, 3)
-        left = rows[place].reshape(len(cells), -1)
-        right = pair.other[place].reshape(len(cells), -1)
-        sums, apart, differs = measured(left, right, tolerance)
+        left, right = pair.values(place)
+        sums, apart, differs = measured(
+            left.reshape(len(cells), -1), right.reshape(len(cells), -1), tolerance
+        )
         groups = cells[:, 2] if by_token else torch.full((len(cells),), -1)
         for token in groups.unique().tolist():
             chosen = groups == token

@@ -1,0 +1,123 @@
+"""Which captures of two runs belong together, and in which order the dimensions of the other run's are read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hookrun.engine.spec.selector import paired
+from hookrun.errors import Lookup, spec_error
+from hookrun.studies.compare.comparison.rows import Pair
+from hookrun.studies.kit.files import Leaf, Run, StoredCapture, captured_tensors, load_plain
+
+Names = Mapping[Any, Any] | str | os.PathLike[str]
+"""Globs of the first run's modules -> globs of the other run's; or a file that holds them."""
+
+TRANSPOSE = "task.transpose"
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """Which captures of two runs belong together.
+
+    partners: module of the first run -> its partner in the other one; None: each belongs to that of the same name
+    firsts:   module of the other run -> its partner in the first one
+    orders:   module of the other run -> the dimensions of its captures, rows first, in the order of the first run's
+    """
+
+    partners: Mapping[str, str] | None = None
+    firsts: Mapping[str, str] = field(default_factory=dict)
+    orders: Mapping[str, Sequence[int]] = field(default_factory=dict)
+
+    def partner(self, module: str) -> str | None:
+        """The module of the other run that belongs to a module of the first run."""
+        return module if self.partners is None else self.partners.get(module)
+
+    def first(self, module: str) -> str | None:
+        """The module of the first run that belongs to a module of the other run."""
+        return module if self.partners is None else self.firsts.get(module)
+
+    def rows(self, modules: Iterable[str]) -> list[dict[str, Any]]:
+        """A row for each of the first run's modules whose partner has another name, or another order of dimensions."""
+        rows = list[dict[str, Any]]()
+        for module in modules:
+            partner = self.partner(module)
+            if partner is not None and (partner != module or partner in self.orders):
+                order = list(self.orders.get(partner, ()))
+                rows.append({"module": module, "other": partner, "transpose": order})
+        return rows
+
+    def partner_of(self, capture: StoredCapture, others: Lookup[Lookup[Leaf]]) -> StoredCapture | None:
+        """The capture of the same value in the other run."""
+        module = self.partner(capture.module)
+        if module is None or capture.hook not in others:
+            return None
+        leaf = others[capture.hook].get(module)
+        if isinstance(leaf, Lookup):
+            return leaf.get(capture.path)
+        return None if capture.path else leaf
+
+
+def pairing_of(
+    run: Run, other: Run, names: Names | None, transpose: Mapping[Any, Sequence[int]] | None
+) -> Pairing:
+    """How the modules of two runs are paired.
+
+    Raises SpecError for names that do not fit the runs, and for orders that do not fit what they captured.
+    """
+    where = "task"
+    given: Any = {"names": names or None}
+    if isinstance(names, str | os.PathLike):
+        where = str(names)
+        given = load_plain(Path(names).expanduser())
+        if not isinstance(given, dict) or not any(isinstance(value, dict) for value in given.values()):
+            given = {"names": given}
+    named = paired.validated(paired.Paired, given, where)
+    typed = paired.validated(paired.Paired, {"transpose": transpose or {}}, "task")
+    orders = {**named.transpose, **typed.transpose}
+    if named.names is None and not orders:
+        return Pairing()
+    first = _side(run)
+    second = _side(other)
+    pairing = Pairing(orders=paired.chosen(orders, second, TRANSPOSE))
+    if named.names is not None:
+        partners = paired.partners(named.names, first, second, f"{where}.names")
+        pairing = Pairing(partners, {partner: module for module, partner in partners.items()}, pairing.orders)
+    for capture in captured_tensors(run.captures):
+        partner = pairing.partner_of(capture, other.captures)
+        if partner is not None and partner.module in pairing.orders:
+            _require_order(pairing.orders[partner.module], capture, partner)
+    return pairing
+
+
+def _side(run: Run) -> paired.Side:
+    """The modules of a run. Those are compared that it captured or has statistics of."""
+    used = {capture.module for capture in captured_tensors(run.captures)}
+    for line in run.stats:
+        if line.get("module") is not None:
+            used.add(line["module"])
+    paths = {path: path for path in used}
+    for module in run.model.get("modules", ()):
+        for name in module["names"]:
+            paths[name] = module["path"]
+    return paired.Side(str(run.path), paths, used)
+
+
+def _require_order(order: Sequence[int], capture: StoredCapture, partner: StoredCapture) -> None:
+    """Raise SpecError unless the other run's rows have these dimensions, and then the shape of the first run's."""
+    for kind in partner.by_kind():
+        where = f"{TRANSPOSE}: {partner.label}"
+        has = f"each of its rows has {list(kind.shape[1:])}"
+        if list(order[:1]) != [0] or sorted(order) != list(range(len(kind.shape))):
+            what = f"{list(order)} is not an order of its dimensions; {has}, and dimension 0 is the rows"
+            raise spec_error(where, what, "name each dimension once, 0 first")
+        shapes = [Pair(each, kind, order).shapes for each in capture.by_kind()]
+        if all(shape != ordered for shape, ordered in shapes):
+            shape, ordered = shapes[0]
+            what = f"{list(order)} makes {ordered} of it, and the first run has {shape}; {has}"
+            raise spec_error(
+                where, what, "the other run's dimensions are put into the order of the first run's"
+            )
