@@ -25,12 +25,13 @@ Dimensions = Annotated[
 
 
 class Reduction(OneOf):
-    """One of: `mean` or `norm` over dimensions (by default all except the first), `topk`, `project`."""
+    """One of: `mean` or `norm` over dimensions (by default all except the first), `topk`, `project`, `fingerprint`."""
 
     mean: Dimensions | None = None
     norm: Dimensions | None = None
     topk: Count | None = None
     project: Count | None = None
+    fingerprint: Count | None = None
 
 
 class Capture(Action):
@@ -44,7 +45,12 @@ class Capture(Action):
             order, and where they are, `indices`;
             `{project: 64}` projects each row's elements to 64 numbers by a fixed random matrix (Gaussian, scaled to
             keep lengths on average: Johnson and Lindenstrauss), the same for every row, call and run of the hook. Of
-            float8 tensors all this is computed and stored in float32
+            float8 tensors all this is computed and stored in float32.
+            `{fingerprint: 64}` stores for each row 64 random projections, which have its L2 norm on average, the norm
+            and the largest absolute value, in float32, of float64 in float64. The directions depend on the row's shape
+            only: from the fingerprints of two runs the norm of the difference is known within 25 %, in 95 of 100 rows.
+            Equal rows have equal fingerprints, in any batch. A complex number counts as two real ones; integers and
+            booleans are stored as they are
     keep:   store some samples only, the same at all modules and in every epoch. `{every: 10}` is every tenth sample of
             the data set, `{reservoir: 100}` a hundred samples drawn at random
     max_bytes: limit of what the hook stores, over all its modules. Of the batch that would exceed it the first rows
@@ -115,7 +121,7 @@ class Capture(Action):
         """What is done with each tensor before it is stored: reduced, then converted."""
         changes: list[Callable[[Any], Any]] = []
         if self.reduce is not None:
-            changes += [widened, _reducer(self.reduce, site.seed)]
+            changes += [widened, _reducer(self.reduce, site)]
         # a run writes rows of any device, without waiting for it
         device = None if site.stores_rows else self.device
         if device is not None or self.dtype is not None:
@@ -126,14 +132,16 @@ class Capture(Action):
         return changes
 
 
-def _reducer(reduction: Reduction, seed: int) -> Callable[[Tensor], Any]:
+def _reducer(reduction: Reduction, site: HookSite) -> Callable[[Tensor], Any]:
     """A function that reduces a tensor."""
     import torch
 
     if reduction.topk is not None:
         return partial(_largest, reduction.topk)
     if reduction.project is not None:
-        return _projection(reduction.project, seed)
+        return _projection(reduction.project, site.seed)
+    if reduction.fingerprint is not None:
+        return partial(_fingerprints, reduction.fingerprint, site.hook_type.batch)
     dims = reduction.mean or reduction.norm
     over = torch.mean if "mean" in reduction.model_fields_set else torch.linalg.vector_norm
 
@@ -174,6 +182,13 @@ def _largest(count: int, x: Tensor) -> Any:
             f"reduce: topk: the last dimension of shape {list(x.shape)} has fewer than {count} elements"
         )
     return Largest(*x.topk(count))
+
+
+def _fingerprints(count: int, in_batches: bool, x: Tensor) -> Tensor:
+    """x [rows, ...] -> [rows, count + 2]. in_batches: one dimension is that of the batch; else it is one row"""
+    from hookrun.engine.values.fingerprints import fingerprints
+
+    return fingerprints(x if x.dim() > 1 or (in_batches and x.dim()) else x.reshape(1, -1), count)
 
 
 def _projection(width: int, seed: int) -> Callable[[Tensor], Tensor]:

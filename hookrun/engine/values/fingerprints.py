@@ -1,0 +1,176 @@
+"""Fingerprints: a few numbers for each row of a tensor, by which two runs are compared without the rows themselves.
+
+A row is added up, with random signs, in p buckets: element i in bucket i mod p, as in the count sketch of Charikar, Chen
+and Farach-Colton. p is a prime that divides no size of the row, so that a token, a channel, a head and any other regular
+part of the row is spread over the buckets. Then each bucket is added, with random signs, to one projection of each of
+four groups, as in the sparse embedding (OSNAP) of Nelson and Nguyen.
+
+Each step adds tensors element by element, in an order that depends on the shape of a row only. Therefore equal rows have
+equal fingerprints, bit for bit, in any batch and with any number of threads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import shake_128
+from math import gcd, isqrt, prod, sqrt
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import is_fake, unset_fake_temporarily
+from torch.nn.functional import pad
+
+from hookrun.engine.values.tensors import as_real, computable, ordinary_tensors, widened
+
+ERROR = 0.25
+"""With 64 projections, of 100 estimated norms 95 are within this share of the true ones; with k, sqrt(64 / k) of it."""
+
+_STEP = 2**14  # elements of a row that are added at once
+_AT_ONCE = 2**17  # elements of several rows that are added at once: they stay in the cache of a processor
+_SIGNS = 2**17  # signs that are stored; in longer rows each step begins at a random one
+
+
+class Difference(NamedTuple):
+    """What two fingerprints say of the difference of their rows, each [rows].
+
+    distance: its estimated L2 norm; 0 if the fingerprints are equal; NaN or infinite if they have NaN or infinity
+    relative: that, divided by the norm of the first row; 0 if the fingerprints are equal
+    largest:  by how much the largest absolute values differ, exactly
+    """
+
+    distance: Tensor
+    relative: Tensor
+    largest: Tensor
+
+
+def fingerprints(x: Tensor, count: int) -> Tensor:
+    """x [rows, ...] -> [rows, count + 2]: random projections, the L2 norm and the largest absolute value of each row.
+
+    The projections have the norm of the row in expectation; their directions depend on the row's shape and `count` only.
+    All is computed in float32, of float64 in float64. A complex number counts as two, its real and imaginary part. NaN and
+    infinity in a row make its numbers NaN or infinite; elements above 1e19 of a float32 row make its norm infinite.
+    """
+    real, _ = as_real(widened(x))
+    rows = real.flatten(1) if real.dim() > 1 else real.unsqueeze(-1)
+    like = computable(rows[:0])
+    if is_fake(x) or x.is_meta or 0 in rows.shape:
+        return like.new_zeros(len(rows), count + 2)
+    with unset_fake_temporarily(), ordinary_tensors():
+        directions = _directions(tuple(real.shape[1:]), count, like.dtype, like.device)
+    at_once = max(1, _AT_ONCE // min(directions.step, rows.shape[1]))
+    return torch.cat([_of_some(some, directions) for some in rows.split(at_once)])
+
+
+def difference(first: Tensor, second: Tensor) -> Difference:
+    """What two tensors of fingerprints [rows, k + 2] say of the difference of their rows; see `ERROR`."""
+    is_equal = ((first == second) | (first.isnan() & second.isnan())).all(1)
+    distance = torch.linalg.vector_norm(first[:, :-2] - second[:, :-2], dim=1)
+    relative = distance / first[:, -2]
+    largest = (first[:, -1] - second[:, -1]).abs()
+    return Difference(*(each.masked_fill(is_equal, 0) for each in (distance, relative, largest)))
+
+
+@dataclass(frozen=True)
+class _Directions:
+    """The directions for rows of one shape.
+
+    count:  of the projections
+    step:   elements of a row that are added at once, `buckets` times a power of two
+    width:  the buckets, and zeros up to a number that the projections of a group divide
+    signs:  of the elements
+    starts: for each step, where its signs begin
+    copied: [groups * width], buckets in random order for each group of projections, which they are added up to
+    mixing: [groups * width], their signs, scaled so that the projections have the norm of the row in expectation
+    """
+
+    count: int
+    step: int
+    buckets: int
+    width: int
+    signs: Tensor
+    starts: list[int]
+    copied: Tensor
+    mixing: Tensor
+
+
+def _of_some(rows: Tensor, directions: _Directions) -> Tensor:
+    """rows [r, n] -> [r, k + 2]."""
+    sums = directions.signs.new_zeros(2, len(rows), directions.step)
+    for part, start in zip(rows.split(directions.step, 1), directions.starts, strict=True):
+        size = part.shape[1]
+        elements = part.to(sums.dtype)
+        signed, squares = sums[..., :size].unbind()
+        signed.addcmul_(elements, directions.signs[start : start + size])
+        squares += elements.square()
+    buckets, squares = _added(sums, directions.buckets).unbind()
+    copies = _padded(buckets, directions.width).index_select(1, directions.copied) * directions.mixing
+    norm = _added(_padded(squares, 2 ** directions.buckets.bit_length()), 1).sqrt()
+    largest = torch.maximum(rows.amax(1, keepdim=True), -rows.amin(1, keepdim=True))
+    return torch.cat([_added(copies, directions.count), norm, largest.to(sums.dtype)], 1)
+
+
+def _padded(x: Tensor, width: int) -> Tensor:
+    """x [r, m] -> [r, width], with zeros at the end."""
+    return pad(x, (0, width - x.shape[1]))
+
+
+def _added(x: Tensor, width: int) -> Tensor:
+    """x [..., width * 2**a] -> [..., width]: its parts are added, always in the same order."""
+    while x.shape[-1] > width:
+        lower, upper = x.chunk(2, -1)
+        x = lower + upper
+    return x
+
+
+@lru_cache(maxsize=32)
+def _directions(shape: tuple[int, ...], count: int, dtype: torch.dtype, device: torch.device) -> _Directions:
+    """The directions for rows of a shape, from a stream of random bits that SHAKE-128 defines on every machine."""
+    name = f"hookrun fingerprint {count} {list(shape)}"
+    size = prod(shape)
+    groups = gcd(count, 4)
+    width = count // groups
+    while width < max(256, 4 * count):
+        width *= 2
+    buckets = _prime_below(width, shape)
+    step = buckets
+    while step < size and 2 * step <= _STEP:
+        step *= 2
+    starts = list(range(0, size, step))
+    if size > _SIGNS:
+        starts = (_random(f"{name} starts", 4 * len(starts)).view(torch.int32) % (_SIGNS - step)).tolist()
+    orders = _random(f"{name} orders", 4 * groups * width).view(torch.int32).view(groups, width)
+    places = orders.argsort(dim=1, stable=True).view(groups, -1, count // groups)
+    mixing = _signs(f"{name} mixing", groups * width) / sqrt(groups)
+    return _Directions(
+        count=count,
+        step=step,
+        buckets=buckets,
+        width=width,
+        signs=_signs(f"{name} signs", min(size, _SIGNS)).to(device, dtype),
+        starts=starts,
+        copied=places.transpose(0, 1).flatten().to(device),
+        mixing=mixing.to(device, dtype),
+    )
+
+
+def _prime_below(limit: int, shape: tuple[int, ...]) -> int:
+    """The largest prime number below a limit that divides no size."""
+    return next(
+        number
+        for number in range(limit - 1, 1, -1)
+        if all(number % divisor for divisor in range(2, isqrt(number) + 1))
+        and all(size % number for size in shape)
+    )
+
+
+def _signs(name: str, count: int) -> Tensor:
+    """[count] float64 of 1 and -1."""
+    bits = _random(name, -(-count // 8)).unsqueeze(1) >> torch.arange(8, dtype=torch.uint8, device="cpu")
+    return 1 - 2 * (bits & 1).flatten()[:count].double()
+
+
+def _random(name: str, count: int) -> Tensor:
+    """[count] random bytes, always the same for a name."""
+    return torch.frombuffer(bytearray(shake_128(name.encode()).digest(count)), dtype=torch.uint8)
