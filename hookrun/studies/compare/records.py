@@ -87,7 +87,13 @@ class Comparison(html.Shown, Record):
     def differences(self) -> Iterator[str]:
         """What differs in the results, in words; nothing if nothing does."""
         if self.first is not None:
-            yield f"first: {self._name(self.first['module'])}{_place(self.first)}"
+            place = f"{self._name(self.first['module'])}{_place(self.first)}"
+            apart = self._fingerprint_of(self.first["module"])
+            yield (
+                f"first: {place}"
+                if apart is None
+                else (f"fingerprints: first difference at {place}, relative L2 about {apart:.2g}")
+            )
         notes = {label(row): row["note"] for row in self.captures if row["note"]}
         for note, count in Counter(notes.values()).items():
             yield f"{counted(count, 'capture')}: {note}"
@@ -106,6 +112,13 @@ class Comparison(html.Shown, Record):
         elif predictions["differs"]:
             note = predictions["note"] or f"relative L2 {predictions['relative_l2']:.3g}"
             yield f"predictions: {note}"
+
+    def _fingerprint_of(self, module: str) -> float | None:
+        """The relative L2 of what differs at a module, if it is known from fingerprints."""
+        for row in self.captures:
+            if row["module"] == module and row["differs"] and row.get("fingerprint"):
+                return float(row["relative_l2"])
+        return None
 
     def _name(self, module: str) -> str:
         """The module, with its name in the other run if that differs."""
@@ -144,9 +157,8 @@ def compare_runs(
 
     pairing = pairing_of(run, other, names, transpose)
     first, captures, unpaired = comparison.compare_captures(
-        run.captures,
-        other.captures,
-        run.samples.by_sample,
+        run,
+        other,
         pairing,
         by=by,
         tolerance=tolerance,

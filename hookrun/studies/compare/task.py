@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
@@ -110,8 +111,8 @@ class CompareTask(TaskOfRuns):
         reasons += [f"only one of the sweeps has {job}" for job in prepared.unpaired]
         content = jobs.get("", {"first": first, "unpaired": list(prepared.unpaired), "jobs": jobs})
         run_dir.write(COMPARE_JSON, {**content, "reasons": reasons})
-        heads = rows[0].keys() if rows else ("hook", "module")
-        write_table(run_dir.path / COMPARE_CSV, [heads, *(row.values() for row in rows)])
+        heads = list(dict.fromkeys(chain.from_iterable(rows))) or ["hook", "module"]
+        write_table(run_dir.path / COMPARE_CSV, [heads, *(map(row.get, heads) for row in rows)])
         for reason in reasons or ["no difference"]:
             screen.say(reason)
         return "; ".join(reasons) if reasons and self.on_difference == "stop" else None

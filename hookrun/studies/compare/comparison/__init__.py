@@ -10,13 +10,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from hookrun.errors import Lookup
 from hookrun.studies.compare.comparison.pairing import Pairing
 from hookrun.studies.compare.comparison.rows import (
     Compared,
     Difference,
     Pair,
-    Samples,
     compared,
     known,
     measured,
@@ -27,6 +25,7 @@ from hookrun.studies.kit.files import (
     CHECKPOINTS,
     OF_PARTS,
     Leaf,
+    Run,
     SampleTable,
     StoredCapture,
     captured_tensors,
@@ -43,9 +42,8 @@ Lines = Iterable[Mapping[str, Any]]
 
 
 def compare_captures(
-    captures: Lookup[Lookup[Leaf]],
-    others: Lookup[Lookup[Leaf]],
-    samples: Samples,
+    run: Run,
+    other: Run,
     pairing: Pairing,
     *,
     by: Sequence[By],
@@ -62,14 +60,22 @@ def compare_captures(
     paired = set[StoredCapture]()
     first: Row | None = None
     first_time = (math.inf, 0)
-    for capture in _in_order(captures):
-        partner = pairing.partner_of(capture, others)
+    for capture in _in_order(run):
+        partner = pairing.partner_of(capture, other)
         if partner is None:
             unpaired.append(_unpaired(capture, "run", pairing.partner(capture.module)))
             continue
         paired.add(partner)
         order = pairing.orders.get(partner.module, ())
-        comparison = compared(capture, partner, samples, tolerance, by_token="tokens" in by, order=order)
+        comparison = compared(
+            capture,
+            partner,
+            run.samples.by_sample,
+            tolerance,
+            by_token="tokens" in by,
+            order=order,
+            counts=pairing.counts.get(capture.hook, (0, 0)),
+        )
         for row in _rows(comparison, cka):
             rows.append(_about(capture) | row)
         if comparison.first is None:
@@ -79,14 +85,14 @@ def compare_captures(
         if place < first_time:
             first_time = place
             first = {"module": capture.module, "sample": known(sample), "token": known(token)}
-    for capture in _in_order(others):
+    for capture in _in_order(other):
         if capture not in paired:
             unpaired.append(_unpaired(capture, "other", pairing.first(capture.module)))
     return first, rows, unpaired
 
 
-def _in_order(captures: Lookup[Lookup[Leaf]]) -> list[StoredCapture]:
-    return sorted(captured_tensors(captures), key=lambda capture: capture.number)
+def _in_order(run: Run) -> list[StoredCapture]:
+    return sorted(captured_tensors(run.captures), key=lambda capture: capture.number)
 
 
 def _about(capture: StoredCapture) -> Row:
@@ -101,11 +107,12 @@ def _unpaired(capture: StoredCapture, side: str, partner: str | None) -> Row:
 
 def _rows(comparison: Compared, cka: Cka | None) -> Iterator[Row]:
     """The rows of the table of captures; a single one with the reason if no values were compared."""
-    similarity = None
-    if cka is not None and len(comparison.pairs) == 1:
+    more: Row = {"cka": None, "differs": comparison.other_shape, "note": "; ".join(comparison.notes)}
+    if any(pair.projections for pair in comparison.pairs):
+        more |= {"largest": None, "fingerprint": comparison.pairs[0].projections}
+    elif cka is not None and len(comparison.pairs) == 1:
         pair = comparison.pairs[0]
-        similarity = cka(pair.rows, pair.other)
-    more: Row = {"cka": similarity, "differs": comparison.other_shape, "note": "; ".join(comparison.notes)}
+        more["cka"] = cka(pair.rows, pair.other)
     if not comparison.by_token:
         yield {"token": None, **dict.fromkeys(Difference().numbers()), "rows": 0, **more}
     for token, difference in sorted(comparison.by_token.items()):

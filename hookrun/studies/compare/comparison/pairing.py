@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from hookrun.engine.spec.selector import paired
-from hookrun.errors import Lookup, spec_error
+from hookrun.errors import spec_error
 from hookrun.studies.compare.comparison.rows import Pair
-from hookrun.studies.kit.files import Leaf, Run, StoredCapture, captured_tensors, load_plain
+from hookrun.studies.kit.files import Run, StoredCapture, captured_tensors, load_plain
 
 Names = Mapping[Any, Any] | str | os.PathLike[str]
 """Globs of the first run's modules -> globs of the other run's; or a file that holds them."""
 
 TRANSPOSE = "task.transpose"
+FINGERPRINT = "fingerprint"
 
 
 @dataclass(frozen=True)
@@ -26,11 +27,13 @@ class Pairing:
     partners: module of the first run -> its partner in the other one; None: each belongs to that of the same name
     firsts:   module of the other run -> its partner in the first one
     orders:   module of the other run -> the dimensions of its captures, rows first, in the order of the first run's
+    counts:   hook -> the projections of the fingerprints that each run kept in place of rows; 0: it kept the rows
     """
 
     partners: Mapping[str, str] | None = None
     firsts: Mapping[str, str] = field(default_factory=dict)
     orders: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    counts: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     def partner(self, module: str) -> str | None:
         """The module of the other run that belongs to a module of the first run."""
@@ -50,15 +53,15 @@ class Pairing:
                 rows.append({"module": module, "other": partner, "transpose": order})
         return rows
 
-    def partner_of(self, capture: StoredCapture, others: Lookup[Lookup[Leaf]]) -> StoredCapture | None:
+    def partner_of(self, capture: StoredCapture, other: Run) -> StoredCapture | None:
         """The capture of the same value in the other run."""
         module = self.partner(capture.module)
-        if module is None or capture.hook not in others:
+        if module is None or capture.hook not in other.captures:
             return None
-        leaf = others[capture.hook].get(module)
-        if isinstance(leaf, Lookup):
-            return leaf.get(capture.path)
-        return None if capture.path else leaf
+        leaf = other.captures[capture.hook].get(module)
+        if leaf is None or isinstance(leaf, StoredCapture):
+            return None if capture.path else leaf
+        return leaf.get(capture.path)
 
 
 def pairing_of(
@@ -78,19 +81,48 @@ def pairing_of(
     named = paired.validated(paired.Paired, given, where)
     typed = paired.validated(paired.Paired, {"transpose": transpose or {}}, "task")
     orders = {**named.transpose, **typed.transpose}
+    pairing = Pairing(counts=_counts(run, other))
     if named.names is None and not orders:
-        return Pairing()
+        return pairing
     first = _side(run)
     second = _side(other)
-    pairing = Pairing(orders=paired.chosen(orders, second, TRANSPOSE))
+    pairing = replace(pairing, orders=paired.chosen(orders, second, TRANSPOSE))
     if named.names is not None:
         partners = paired.partners(named.names, first, second, f"{where}.names")
-        pairing = Pairing(partners, {partner: module for module, partner in partners.items()}, pairing.orders)
+        firsts = {partner: module for module, partner in partners.items()}
+        pairing = replace(pairing, partners=partners, firsts=firsts)
     for capture in captured_tensors(run.captures):
-        partner = pairing.partner_of(capture, other.captures)
+        partner = pairing.partner_of(capture, other)
         if partner is not None and partner.module in pairing.orders:
             _require_order(pairing.orders[partner.module], capture, partner)
     return pairing
+
+
+def _counts(run: Run, other: Run) -> dict[str, tuple[int, int]]:
+    """`counts` of a pairing. Raises SpecError where fingerprints cannot be compared with what the other run kept."""
+    counts = dict[str, tuple[int, int]]()
+    first = _reductions(run)
+    second = _reductions(other)
+    for hook in first.keys() & second.keys():
+        kept = [each[hook] for each in (first, second) if each[hook]]
+        if not any(FINGERPRINT in reduction for reduction in kept):
+            continue
+        if any(reduction != kept[0] for reduction in kept):
+            what = f"{hook}: a run keeps {kept[0]} of its rows and the other one {kept[1]}, which cannot be compared"
+            raise spec_error("task.other", what, "capture both with one `reduce`, or one of them whole")
+        counts[hook] = (first[hook].get(FINGERPRINT, 0), second[hook].get(FINGERPRINT, 0))
+    return counts
+
+
+def _reductions(run: Run) -> dict[str, dict[str, Any]]:
+    """Each hook that captures -> what it keeps of rows; empty: all."""
+    reductions = dict[str, dict[str, Any]]()
+    for hook in run.plan.get("hooks", ()):
+        reduce = (hook.get("params") or {}).get("reduce")
+        reductions[hook["name"]] = {}
+        if isinstance(reduce, dict):
+            reductions[hook["name"]] = {key: value for key, value in reduce.items() if value is not None}
+    return reductions
 
 
 def _side(run: Run) -> paired.Side:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from hookrun.engine.values import fingerprints
 from hookrun.studies.kit.files import FIRING, StoredCapture
 from hookrun.studies.kit.passes import SPLITS
 
@@ -24,36 +25,54 @@ Samples = Mapping[tuple[str, int], Mapping[str, Any]]
 class Pair(NamedTuple):
     """Rows of the first run and the same rows of the other one; all rows of a side have one shape.
 
-    order: the dimensions of the other rows, of which the first is the rows, in the order of the first run's; empty: as
-           they are
+    order:       the dimensions of the other rows, 0 is the rows, in the order of the first run's; empty: as they are
+    projections: of the fingerprints by which rows are compared; 0: rows are compared element by element
+    taken:       whether the fingerprints of each run are taken of its rows here, since it kept the rows themselves
     """
 
     rows: StoredCapture
     other: StoredCapture
     order: Sequence[int] = ()
+    projections: int = 0
+    taken: tuple[bool, bool] = (False, False)
 
     @property
-    def shapes(self) -> tuple[list[int], list[int]]:
-        """The shape of a row of each run, in the order of the first run's dimensions."""
+    def shapes(self) -> list[list[int]]:
+        """The shape of a row of each run as it is compared."""
         shape = self.other.shape
-        return list(self.rows.shape[1:]), [shape[at] for at in self.order or range(len(shape))][1:]
-
-    def values(self, place: slice) -> tuple[Tensor, Tensor]:
-        """The rows of both runs at a place."""
-        other = self.other[place]
-        return self.rows[place], other.permute(*self.order) if self.order else other
+        ordered = [shape[dimension] for dimension in self.order or range(len(shape))]
+        shapes = [list(self.rows.shape[1:]), ordered[1:]]
+        for side, is_taken in enumerate(self.taken):
+            if is_taken:
+                shapes[side] = [self.projections + 2]
+        return shapes
 
     def places(self) -> list[slice]:
         """The places of the blocks in which the rows are read."""
-        size = max(1, BLOCK_BYTES // (8 * max(math.prod(self.rows.shape[1:]), 1)))
+        elements = max(math.prod(side.shape[1:]) for side in (self.rows, self.other))
+        size = max(1, BLOCK_BYTES // (8 * max(elements, 1)))
         return [slice(start, start + size) for start in range(0, len(self.rows), size)]
 
+    def values(self, place: slice) -> list[Tensor]:
+        """The rows of both runs at a place as they are compared, each as a vector."""
+        other = self.other[place]
+        values = [self.rows[place], other.permute(*self.order) if self.order else other]
+        for side, is_taken in enumerate(self.taken):
+            if is_taken:
+                values[side] = fingerprints.fingerprints(values[side], self.projections)
+        return values
 
-def pairs(capture: StoredCapture, other: StoredCapture, order: Sequence[int]) -> Iterator[Pair]:
+
+def pairs(
+    capture: StoredCapture, other: StoredCapture, order: Sequence[int], counts: tuple[int, int]
+) -> Iterator[Pair]:
     """The rows that both captures have, by sample, epoch, call and token; a row of a whole firing by its step.
 
     If a capture has rows of several shapes there is a pair for each two shapes. The n-th of several rows of the same
     sample is paired with the n-th of the other run.
+
+    order:  see `Pair`
+    counts: of the projections of the fingerprints that each run kept in place of rows; 0: it kept the rows
     """
     for left, right in product(capture.by_kind(), other.by_kind()):
         keys = torch.cat([_keys(left), _keys(right)])
@@ -63,7 +82,12 @@ def pairs(capture: StoredCapture, other: StoredCapture, order: Sequence[int]) ->
         place[others] = torch.arange(len(others))
         rows = (place[numbers] >= 0).nonzero().squeeze(1)
         if len(rows):
-            yield Pair(left.chosen(rows), right.chosen(place[numbers[rows]]), order)
+            projections = max(counts)
+            for kind, count in ((left, counts[0]), (right, counts[1])):
+                if count and not kind.dtype.is_floating_point:  # of integers the rows themselves are kept
+                    projections = 0
+            taken = projections > counts[0], projections > counts[1]
+            yield Pair(left.chosen(rows), right.chosen(place[numbers[rows]]), order, projections, taken)
 
 
 def _keys(capture: StoredCapture) -> Tensor:
@@ -190,15 +214,16 @@ def compared(
     *,
     by_token: bool = False,
     order: Sequence[int] = (),
+    counts: tuple[int, int] = (0, 0),
 ) -> Compared:
     """Compare the rows of the same samples in two captures.
 
     samples:   the samples of the first run
     tolerance: the norm of a row's difference, divided by the norm of the first run's row, above which it differs
     by_token:  each position of a token by itself
-    order:     of the other run's dimensions, see `Pair`
+    order, counts: see `pairs`
     """
-    matched = list(pairs(capture, other, order))
+    matched = list(pairs(capture, other, order, counts))
     by_position = dict[int, Difference]()
     notes = list[str]()
     for pair in matched:
@@ -206,7 +231,8 @@ def compared(
         if shape != other_shape:
             notes.append(f"{len(pair.rows)} rows have shape {shape}, other {other_shape}")
         elif math.prod(shape):
-            _add(by_position, pair, positions_of(pair.rows, samples), tolerance, by_token=by_token)
+            positions = None if pair.projections else positions_of(pair.rows, samples)
+            _add(by_position, pair, positions, tolerance, by_token=by_token)
     has_other_shape = bool(notes)
     common = sum(len(pair.rows) for pair in matched)
     only = len(capture) - common
@@ -248,9 +274,11 @@ def _add(
     for place in pair.places():
         cells = about[place].reshape(-1, 3)
         left, right = pair.values(place)
-        sums, apart, differs = measured(
-            left.reshape(len(cells), -1), right.reshape(len(cells), -1), tolerance
-        )
+        if pair.projections:
+            sums, apart, differs = measured_by_fingerprints(left, right, tolerance)
+        else:
+            left, right = left.reshape(len(cells), -1), right.reshape(len(cells), -1)
+            sums, apart, differs = measured(left, right, tolerance)
         groups = cells[:, 2] if by_token else torch.full((len(cells),), -1)
         for token in groups.unique().tolist():
             chosen = groups == token
@@ -293,6 +321,25 @@ def measured(rows: Tensor, others: Tensor, tolerance: float) -> tuple[Tensor, Te
     norm = torch.where(masked, 0, square).sum(1).sqrt()
     norm_apart = torch.where(masked, 0, square_apart).sum(1).sqrt()
     return sums, apart, (norm_apart > tolerance * norm) | broken.any(1)
+
+
+def measured_by_fingerprints(rows: Tensor, others: Tensor, tolerance: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The same of fingerprints [cells, projections + 2], estimated; how far elements are apart is not known: zeros."""
+    apart = fingerprints.difference(rows, others)
+    sums = torch.zeros(len(rows), _BROKEN + 1, dtype=torch.float64)
+    sums[:, _ROWS] = 1
+    sums[:, _SQUARE] = rows[:, -2].double().square()
+    sums[:, _SQUARE_OTHER] = others[:, -2].double().square()
+    sums[:, _APART] = apart.distance.double().square()
+    sums[:, _PRODUCT] = (sums[:, _SQUARE] + sums[:, _SQUARE_OTHER] - sums[:, _APART]) / 2
+    sums[:, _NANS] = rows[:, -2].isnan()
+    sums[:, _NANS_OTHER] = others[:, -2].isnan()
+    sums[:, _BROKEN] = apart.distance.isnan()
+    return (
+        sums.nan_to_num(nan=0.0, posinf=math.inf),
+        torch.zeros(len(rows), 1),
+        ~(apart.relative <= tolerance),
+    )
 
 
 def _is_lowest(values: Tensor) -> Tensor:
