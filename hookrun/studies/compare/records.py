@@ -87,13 +87,7 @@ class Comparison(html.Shown, Record):
     def differences(self) -> Iterator[str]:
         """What differs in the results, in words; nothing if nothing does."""
         if self.first is not None:
-            place = f"{self._name(self.first['module'])}{_place(self.first)}"
-            apart = self._fingerprint_of(self.first["module"])
-            yield (
-                f"first: {place}"
-                if apart is None
-                else (f"fingerprints: first difference at {place}, relative L2 about {apart:.2g}")
-            )
+            yield self._first_difference(self.first)
         notes = {label(row): row["note"] for row in self.captures if row["note"]}
         for note, count in Counter(notes.values()).items():
             yield f"{counted(count, 'capture')}: {note}"
@@ -113,19 +107,20 @@ class Comparison(html.Shown, Record):
             note = predictions["note"] or f"relative L2 {predictions['relative_l2']:.3g}"
             yield f"predictions: {note}"
 
-    def _fingerprint_of(self, module: str) -> float | None:
-        """The relative L2 of what differs at a module, if it is known from fingerprints."""
-        for row in self.captures:
-            if row["module"] == module and row["differs"] and row.get("fingerprint"):
-                return float(row["relative_l2"])
-        return None
-
-    def _name(self, module: str) -> str:
-        """The module, with its name in the other run if that differs."""
+    def _first_difference(self, first: Mapping[str, Any]) -> str:
+        """Where the runs differ first, with the module's name in the other run if that is another one."""
+        module = first["module"]
+        place = module or "(root)"
         for row in self.names:
             if row["module"] == module != row["other"]:
-                return f"{module or '(root)'} ({row['other'] or '(root)'} in the other run)"
-        return module or "(root)"
+                place += f" ({row['other'] or '(root)'} in the other run)"
+        place += _place(first)
+        for row in self.captures:
+            if row["module"] == module and row["differs"] and row.get("fingerprint"):
+                return (
+                    f"fingerprints: first difference at {place}, relative L2 about {row['relative_l2']:.2g}"
+                )
+        return f"first: {place}"
 
 
 def _place(first: Mapping[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -16,7 +17,7 @@ from hookrun.studies.kit.tasks import Experiment, JobCache, TaskOfRuns
 
 if TYPE_CHECKING:
     from hookrun.studies.compare.records import Comparison
-    from hookrun.studies.kit.files import RunDir, StoredCapture
+    from hookrun.studies.kit.files import RunDir
     from hookrun.studies.kit.passes import Screen, TwoRuns
 
 _MOST_BYTES = 2**31
@@ -81,12 +82,13 @@ class CompareTask(TaskOfRuns):
     def examine(self, prepared: TwoRuns, run_dir: RunDir, screen: Screen) -> str | None:
         """Compare the runs, job by job if they are sweeps. Returns what differs under `on_difference: stop`."""
         from hookrun.studies.kit.files import write_table
+        from hookrun.studies.kit.passes import linear_cka
 
         jobs = dict[str, dict[str, Any]]()
         rows = list[dict[str, Any]]()
         reasons = list[str]()
         first: Any = None
-        cka = self._cka if self.cka else None
+        cka = partial(linear_cka, max_bytes=_MOST_BYTES) if self.cka else None
         for job, (run, other) in prepared.jobs.items():
             screen.say(f"{job} {run.path} and {other.path}".lstrip())
             comparison = run.compare(
@@ -116,11 +118,6 @@ class CompareTask(TaskOfRuns):
         for reason in reasons or ["no difference"]:
             screen.say(reason)
         return "; ".join(reasons) if reasons and self.on_difference == "stop" else None
-
-    def _cka(self, rows: StoredCapture, other: StoredCapture) -> float | None:
-        from hookrun.studies.kit.passes import linear_cka
-
-        return linear_cka(rows, other, _MOST_BYTES)
 
     def _show(self, comparison: Comparison, screen: Screen) -> None:
         """Print the table of captures, or of those that differ if there are many, and the configuration."""

@@ -11,7 +11,7 @@ import re2
 from pydantic import Field
 
 from hookrun.engine.spec.selector import parse_selector
-from hookrun.engine.spec.selector.base import MAX_PARTS, alternatives, shown
+from hookrun.engine.spec.selector.base import alternatives, shown
 from hookrun.engine.spec.selector.path import ANY_DEPTH, PathSelector, parse_glob
 from hookrun.engine.spec.selector.tree import Names, Node, Tree
 from hookrun.engine.validation import Section
@@ -20,6 +20,7 @@ from hookrun.errors import MOST_LISTED, Mistakes, nearest, refused_at, spec_erro
 
 V = TypeVar("V")
 
+MOST_PAIRS = 10_000
 _WILDCARD = re.compile(r"(\*\*|\*|\?)")
 _GROUPS = {ANY_DEPTH: r"((?:\.[^.]*)*)", "*": "([^.]*)", "?": "([^.])"}
 """A wildcard -> what it matches in a path with a dot before each name."""
@@ -45,12 +46,12 @@ class Side:
     """The modules of one of the two models.
 
     title: what the model is called in messages
-    paths: each name of a module -> its first name
-    used:  the first names of the modules that are looked at
+    paths: of all its modules
+    used:  of those that are looked at
     """
 
     title: str
-    paths: Mapping[str, str]
+    paths: Collection[str]
     used: Collection[str]
 
 
@@ -115,16 +116,12 @@ def partners(given: Mapping[Any, Any], first: Side, other: Side, where: str) -> 
     """
     mistakes = Mistakes()
     globs = list[tuple[str, _Glob, _Glob]]()
-    count = 0
     for left, right in given.items():
         place = f"{where}.{left}"
-        found = mistakes.tried(_corresponding, left, right, place) or []
-        globs += [(place, *pair) for pair in found]
-        if len(found) > 1 or any(each.wildcards for each, _ in found):
-            count += len(found)
-        if count > MAX_PARTS:
-            what = f"holds more than {MAX_PARTS:,} globs, alternatives in braces counted"
-            raise spec_error(where, what, "use wider globs, or names without wildcards")
+        globs += [(place, *pair) for pair in mistakes.tried(_corresponding, left, right, place) or ()]
+        if len(globs) > MOST_PAIRS:
+            what = f"holds more than {MOST_PAIRS:,} pairs, alternatives in braces counted"
+            raise spec_error(where, what, "use wider globs")
     mistakes.refuse()
     named = dict[str, str]()
     taken = dict[str, str]()
@@ -141,9 +138,9 @@ def partners(given: Mapping[Any, Any], first: Side, other: Side, where: str) -> 
         if len(mistakes.problems) >= MOST_LISTED:  # the nearest names take time
             break
     mistakes.refuse()
-    for path in first.paths.values():
-        if path not in named and path in other.paths and other.paths[path] not in taken:
-            named[path] = other.paths[path]
+    for path in first.paths:
+        if path not in named and path in other.paths and path not in taken:
+            named[path] = path
     return named
 
 
@@ -180,10 +177,10 @@ def _matched(glob: _Glob, opposite: _Glob, side: Side, other: Side, where: str) 
     for name, parts in found:
         partner = opposite.filled(parts)
         if partner in other.paths:
-            pairs.append((side.paths[name], other.paths[partner]))
-        elif side.paths[name] in side.used:
+            pairs.append((name, partner))
+        elif name in side.used:
             what = f"{name!r} belongs to {partner!r}, which is missing in {other.title}"
-            raise spec_error(where, what, nearest(partner, other.paths))
+            raise spec_error(where, what, nearest(partner, filter(None, other.paths)))
     return pairs
 
 
@@ -201,7 +198,7 @@ def chosen(given: Mapping[Any, V], side: Side, where: str) -> dict[str, V]:
         paths = selector.select(tree)
         if not paths:
             what = f"matches none of the modules of {side.title} that are compared"
-            raise spec_error(place, what, selector.nearest(Names(list(side.used))))
+            raise spec_error(place, what, nearest(str(text), side.used))
         if twice := values.keys() & set(paths):
             raise spec_error(place, f"another entry matches {min(twice)!r}, too", "leave one of them out")
         values |= dict.fromkeys(paths, value)

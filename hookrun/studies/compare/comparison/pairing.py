@@ -10,14 +10,12 @@ from typing import Any
 
 from hookrun.engine.spec.selector import paired
 from hookrun.errors import spec_error
-from hookrun.studies.compare.comparison.rows import Pair
 from hookrun.studies.kit.files import Run, StoredCapture, captured_tensors, load_plain
 
 Names = Mapping[Any, Any] | str | os.PathLike[str]
 """Globs of the first run's modules -> globs of the other run's; or a file that holds them."""
 
 TRANSPOSE = "task.transpose"
-FINGERPRINT = "fingerprint"
 
 
 @dataclass(frozen=True)
@@ -47,9 +45,9 @@ class Pairing:
         """A row for each of the first run's modules whose partner has another name, or another order of dimensions."""
         rows = list[dict[str, Any]]()
         for module in modules:
-            partner = self.partner(module)
-            if partner is not None and (partner != module or partner in self.orders):
-                order = list(self.orders.get(partner, ()))
+            partner = str(self.partner(module))
+            order = list(self.orders.get(partner, ()))
+            if order or partner != module:
                 rows.append({"module": module, "other": partner, "transpose": order})
         return rows
 
@@ -104,52 +102,43 @@ def _counts(run: Run, other: Run) -> dict[str, tuple[int, int]]:
     first = _reductions(run)
     second = _reductions(other)
     for hook in first.keys() & second.keys():
-        kept = [each[hook] for each in (first, second) if each[hook]]
-        if not any(FINGERPRINT in reduction for reduction in kept):
-            continue
-        if any(reduction != kept[0] for reduction in kept):
+        kept = first[hook], second[hook]
+        projections = kept[0].get("fingerprint", 0), kept[1].get("fingerprint", 0)
+        if any(projections) and all(kept) and kept[0] != kept[1]:
             what = f"{hook}: a run keeps {kept[0]} of its rows and the other one {kept[1]}, which cannot be compared"
             raise spec_error("task.other", what, "capture both with one `reduce`, or one of them whole")
-        counts[hook] = (first[hook].get(FINGERPRINT, 0), second[hook].get(FINGERPRINT, 0))
+        if all(isinstance(count, int) for count in projections):
+            counts[hook] = projections
     return counts
 
 
 def _reductions(run: Run) -> dict[str, dict[str, Any]]:
-    """Each hook that captures -> what it keeps of rows; empty: all."""
+    """Each hook -> what it keeps of the rows that it captures; empty: all."""
     reductions = dict[str, dict[str, Any]]()
     for hook in run.plan.get("hooks", ()):
         reduce = (hook.get("params") or {}).get("reduce")
-        reductions[hook["name"]] = {}
-        if isinstance(reduce, dict):
-            reductions[hook["name"]] = {key: value for key, value in reduce.items() if value is not None}
+        if not isinstance(reduce, dict):
+            reduce = {}
+        reductions[hook["name"]] = {key: value for key, value in reduce.items() if value is not None}
     return reductions
 
 
 def _side(run: Run) -> paired.Side:
     """The modules of a run. Those are compared that it captured or has statistics of."""
-    used = {capture.module for capture in captured_tensors(run.captures)}
-    for line in run.stats:
-        if line.get("module") is not None:
-            used.add(line["module"])
-    paths = {path: path for path in used}
-    for module in run.model.get("modules", ()):
-        for name in module["names"]:
-            paths[name] = module["path"]
-    return paired.Side(str(run.path), paths, used)
+    used = dict.fromkeys(capture.module for capture in captured_tensors(run.captures))
+    used |= dict.fromkeys(line["module"] for line in run.stats if line.get("module") is not None)
+    paths = dict.fromkeys(module["path"] for module in run.model.get("modules", ()))
+    return paired.Side(str(run.path), paths | used, used)
 
 
 def _require_order(order: Sequence[int], capture: StoredCapture, partner: StoredCapture) -> None:
     """Raise SpecError unless the other run's rows have these dimensions, and then the shape of the first run's."""
+    shapes = [list(kind.shape[1:]) for kind in capture.by_kind()]
     for kind in partner.by_kind():
-        where = f"{TRANSPOSE}: {partner.label}"
-        has = f"each of its rows has {list(kind.shape[1:])}"
-        if list(order[:1]) != [0] or sorted(order) != list(range(len(kind.shape))):
-            what = f"{list(order)} is not an order of its dimensions; {has}, and dimension 0 is the rows"
-            raise spec_error(where, what, "name each dimension once, 0 first")
-        shapes = [Pair(each, kind, order).shapes for each in capture.by_kind()]
-        if all(shape != ordered for shape, ordered in shapes):
-            shape, ordered = shapes[0]
-            what = f"{list(order)} makes {ordered} of it, and the first run has {shape}; {has}"
-            raise spec_error(
-                where, what, "the other run's dimensions are put into the order of the first run's"
+        is_order = list(order[:1]) == [0] and sorted(order) == list(range(len(kind.shape)))
+        if not is_order or [kind.shape[dimension] for dimension in order[1:]] not in shapes:
+            what = f"{list(order)} does not make rows of {shapes[0]} from those of {list(kind.shape[1:])}"
+            hint = (
+                "name each dimension of the other run's value once, as the first run has them; 0 is the rows"
             )
+            raise spec_error(f"{TRANSPOSE}: {partner.label}", what, hint)

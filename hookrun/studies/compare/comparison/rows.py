@@ -39,13 +39,7 @@ class Pair(NamedTuple):
     @property
     def shapes(self) -> list[list[int]]:
         """The shape of a row of each run as it is compared."""
-        shape = self.other.shape
-        ordered = [shape[dimension] for dimension in self.order or range(len(shape))]
-        shapes = [list(self.rows.shape[1:]), ordered[1:]]
-        for side, is_taken in enumerate(self.taken):
-            if is_taken:
-                shapes[side] = [self.projections + 2]
-        return shapes
+        return [list(none.shape[1:]) for none in self.values(slice(0, 0))]
 
     def places(self) -> list[slice]:
         """The places of the blocks in which the rows are read."""
@@ -84,8 +78,8 @@ def pairs(
         if len(rows):
             projections = max(counts)
             for kind, count in ((left, counts[0]), (right, counts[1])):
-                if count and not kind.dtype.is_floating_point:  # of integers the rows themselves are kept
-                    projections = 0
+                if count and (not kind.dtype.is_floating_point or kind.shape[1:] != (count + 2,)):
+                    projections = 0  # of integers the rows themselves are kept
             taken = projections > counts[0], projections > counts[1]
             yield Pair(left.chosen(rows), right.chosen(place[numbers[rows]]), order, projections, taken)
 
@@ -239,6 +233,9 @@ def compared(
     only_other = len(other) - common
     if not common:
         notes.append(f"no sample in common: {_span(capture)}, other {_span(other)}")
+        has_split = [bool((each.split_numbers >= 0).any()) for each in (capture, other)]
+        if capture.is_by_sample and has_split[0] != has_split[1]:
+            notes.append("only one of the runs knows its split: a loop of one's own sets `hooks.split`")
     elif only or only_other:
         notes.append(
             f"{only} of {len(capture)} rows are only here, {only_other} of {len(other)} only in the other run"
@@ -324,22 +321,17 @@ def measured(rows: Tensor, others: Tensor, tolerance: float) -> tuple[Tensor, Te
 
 
 def measured_by_fingerprints(rows: Tensor, others: Tensor, tolerance: float) -> tuple[Tensor, Tensor, Tensor]:
-    """The same of fingerprints [cells, projections + 2], estimated; how far elements are apart is not known: zeros."""
-    apart = fingerprints.difference(rows, others)
-    sums = torch.zeros(len(rows), _BROKEN + 1, dtype=torch.float64)
-    sums[:, _ROWS] = 1
-    sums[:, _SQUARE] = rows[:, -2].double().square()
-    sums[:, _SQUARE_OTHER] = others[:, -2].double().square()
-    sums[:, _APART] = apart.distance.double().square()
-    sums[:, _PRODUCT] = (sums[:, _SQUARE] + sums[:, _SQUARE_OTHER] - sums[:, _APART]) / 2
-    sums[:, _NANS] = rows[:, -2].isnan()
-    sums[:, _NANS_OTHER] = others[:, -2].isnan()
-    sums[:, _BROKEN] = apart.distance.isnan()
-    return (
-        sums.nan_to_num(nan=0.0, posinf=math.inf),
-        torch.zeros(len(rows), 1),
-        ~(apart.relative <= tolerance),
-    )
+    """The same of fingerprints [cells, projections + 2], estimated; differences of elements are not known: zeros."""
+    found = fingerprints.difference(rows, others)
+    nothing = torch.zeros(len(rows), dtype=torch.float64)
+    square = rows[:, -2].double().square()
+    square_other = others[:, -2].double().square()
+    apart = found.distance.double().square()
+    product = (square + square_other - apart) / 2
+    broken = found.distance.isnan()
+    sums = torch.stack([nothing + 1, product, square, square_other, apart, nothing, nothing, broken], dim=1)
+    sums.nan_to_num_(nan=0.0, posinf=math.inf)
+    return sums, nothing[:, None], ~(found.relative <= tolerance)
 
 
 def _is_lowest(values: Tensor) -> Tensor:
