@@ -8,28 +8,53 @@ from collections.abc import Sequence
 from hydra.core.override_parser.types import Quote, QuotedString
 
 from hookrun.command.cli import carried_out as run
-from hookrun.command.json_output import answered
+from hookrun.command.json_output import Parser, answered
 from hookrun.command.outcome import Outcome
+from hookrun.engine.keys import key_of
 from hookrun.errors import HookrunError
 
-USAGE = "usage: python -m hookrun.compare RUN OTHER [task.tolerance=1e-3 task.on_difference=stop ...]"
+USAGE = (
+    "usage: python -m hookrun.compare RUN OTHER [--names FILE] [--tolerance X] "
+    "[task.tolerance=1e-3 task.on_difference=stop ...]"
+)
+_TOLERANCE = "task.tolerance"
+_ON_DIFFERENCE = "task.on_difference"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run task=compare and return its exit code: 3 under ``task.on_difference=stop`` if results differ."""
+    """Run task=compare and return its exit code.
+
+    It is 3 if results differ, where a tolerance was typed or under ``task.on_difference=stop``.
+    """
     return answered(argv, _main)
 
 
 def _main(arguments: list[str], outcome: Outcome) -> int:
-    if len(arguments) < 2 or any(text.startswith("-") for text in arguments[:2]):
-        if {"-h", "--help"} & set(arguments):
-            print(USAGE)
-            return 0
+    parser = Parser(outcome, usage=USAGE.removeprefix("usage: "), description=__doc__, allow_abbrev=False)
+    parser.add_argument(
+        "--names", metavar="FILE", help="YAML: modules of RUN, and those of OTHER: a.*.b: c.*.d"
+    )
+    parser.add_argument(
+        "--tolerance", metavar="X", type=float, help="exit with 3 if the relative L2 of a row is above it"
+    )
+    try:
+        typed, words = parser.parse_known_args(arguments)
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    if len(words) < 2 or any(text.startswith("-") for text in words[:2]):
         outcome.tell(HookrunError(USAGE))
         return 2
-    named = (QuotedString(path, Quote.single).with_quotes() for path in arguments[:2])
-    runs = [f"task.{key}={path}" for key, path in zip(("run", "other"), named, strict=True)]
-    return run(["task=compare", *runs, *arguments[2:]], outcome)
+    texts = {"task.run": words[0], "task.other": words[1], "task.names": typed.names}
+    given = list[str]()
+    for key, text in texts.items():
+        if text is not None:
+            given.append(f"{key}={QuotedString(text, Quote.single).with_quotes()}")
+    if typed.tolerance is not None:
+        given.append(f"{_TOLERANCE}={typed.tolerance}")
+    keys = {key_of(word) for word in (*given, *words[2:])}
+    if _TOLERANCE in keys and _ON_DIFFERENCE not in keys:
+        given.append(f"{_ON_DIFFERENCE}=stop")
+    return run(["task=compare", *given, *words[2:]], outcome)
 
 
 if __name__ == "__main__":

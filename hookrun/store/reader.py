@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -341,6 +341,8 @@ class Run(Shown):
         by: Sequence[Literal["module", "tokens"]] = ("module",),
         tolerance: float = 1e-3,
         cka: Callable[[StoredCapture, StoredCapture], float | None] | None = None,
+        names: Mapping[Any, Any] | str | os.PathLike[str] | None = None,
+        transpose: Mapping[Any, Sequence[int]] | None = None,
     ) -> Any:
         """How this run differs from another one, given as a run or its directory, with the tables of task=compare.
 
@@ -350,12 +352,17 @@ class Run(Shown):
         tolerance: a row differs if the norm of its difference is above this times the norm of the row of this run;
                    metrics and statistics if they differ by more than this times the larger one
         cka:       computes the CKA of the rows of two captures; None: it is not computed
+        names:     globs of this run's modules -> globs of the other run's that belong to them, wildcards one to one:
+                   ``{"model.layers.*.mlp": "blocks.*.ffn"}``; or a YAML file with these. Modules that they do not name
+                   belong to those of the same name, and what has no partner does not count as a difference
+        transpose: globs of the other run's modules -> the dimensions of their captures, of which 0 is the rows, in the
+                   order of this run's: ``{"blocks.*.z": [0, 2, 1, 3]}``
 
-        Raises StoreError if a file of a run is missing or damaged.
+        Raises StoreError if a file of a run is missing or damaged, SpecError for names that do not fit the runs.
         """
         if not isinstance(other, Run):
             other = open_run(other)
-        return ask_study("compare_runs", self, other, by, tolerance, cka)
+        return ask_study("compare_runs", self, other, by, tolerance, cka, names, transpose)
 
     def plot(self, metric: str) -> Any:
         """The chart of a metric, such as ``run.plot("loss")``: notebooks show it, `save` writes it into a file.

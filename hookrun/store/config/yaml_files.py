@@ -66,6 +66,12 @@ def load(path: Path) -> Any:
         return parsed(text)
 
 
+def load_plain(path: Path) -> Any:
+    """The same as lists and mappings."""
+    with reading(path) as text:
+        return plain(text)
+
+
 def parsed(text: str) -> Any:
     """A text of YAML as OmegaConf reads it, interpolations unresolved: DictConfig or ListConfig.
 

@@ -20,6 +20,7 @@ from hookrun.studies.kit.record_types import (
 
 if TYPE_CHECKING:
     from hookrun.studies.compare.comparison import By, Cka
+    from hookrun.studies.compare.comparison.pairing import Names
     from hookrun.studies.kit.files import Run
 
 COMPARE_JSON = "compare.json"
@@ -46,6 +47,7 @@ class Comparison(html.Shown, Record):
     metrics:     each metric of both
     predictions: what `comparison.predictions` returns
     weights:     tensors that differ; `weights_of` says what was compared, or why nothing was
+    names:       a row for each two compared modules with other names, or with dimensions in another order
     statistics, plan, config: values that differ; plan and configuration are not results
     jobs:        for two sweeps: the name of a job -> its comparison
     """
@@ -63,6 +65,7 @@ class Comparison(html.Shown, Record):
     statistics: Listing[Any] = []
     plan: Listing[Any] = []
     config: Listing[Any] = []
+    names: Listing[Any] = []
     jobs: dict[Name, Comparison] = {}
 
     def _view(self) -> html.View:
@@ -84,12 +87,12 @@ class Comparison(html.Shown, Record):
     def differences(self) -> Iterator[str]:
         """What differs in the results, in words; nothing if nothing does."""
         if self.first is not None:
-            yield f"first: {self.first['module'] or '(root)'}" + _place(self.first)
+            yield self._first_difference(self.first)
         notes = {label(row): row["note"] for row in self.captures if row["note"]}
         for note, count in Counter(notes.values()).items():
             yield f"{counted(count, 'capture')}: {note}"
         for side, run in (("run", self.run), ("other", self.other)):
-            names = [label(row) for row in self.unpaired if row["only"] == side]
+            names = [label(row) for row in self.unpaired if row["only"] == side and row.get("differs", True)]
             if names:
                 yield f"only {run} has {listed(names, 6)}"
         tables = {"metrics": self.metrics, "weights": self.weights, "statistics": self.statistics}
@@ -103,6 +106,21 @@ class Comparison(html.Shown, Record):
         elif predictions["differs"]:
             note = predictions["note"] or f"relative L2 {predictions['relative_l2']:.3g}"
             yield f"predictions: {note}"
+
+    def _first_difference(self, first: Mapping[str, Any]) -> str:
+        """Where the runs differ first, with the module's name in the other run if that is another one."""
+        module = first["module"]
+        place = module or "(root)"
+        for row in self.names:
+            if row["module"] == module != row["other"]:
+                place += f" ({row['other'] or '(root)'} in the other run)"
+        place += _place(first)
+        for row in self.captures:
+            if row["module"] == module and row["differs"] and row.get("fingerprint"):
+                return (
+                    f"fingerprints: first difference at {place}, relative L2 about {row['relative_l2']:.2g}"
+                )
+        return f"first: {place}"
 
 
 def _place(first: Mapping[str, Any]) -> str:
@@ -119,14 +137,24 @@ def label(row: Mapping[str, Any]) -> str:
     return f"{row['hook']} at {row['module'] or '(root)'} {row['path']}".rstrip()
 
 
-def compare_runs(run: Run, other: Run, by: Sequence[By], tolerance: float, cka: Cka | None) -> Comparison:
+def compare_runs(
+    run: Run,
+    other: Run,
+    by: Sequence[By],
+    tolerance: float,
+    cka: Cka | None,
+    names: Names | None = None,
+    transpose: Mapping[Any, Sequence[int]] | None = None,
+) -> Comparison:
     """`Run.compare`: how a run differs from another one."""
     from hookrun.studies.compare import comparison
+    from hookrun.studies.compare.comparison.pairing import pairing_of
 
+    pairing = pairing_of(run, other, names, transpose)
     first, captures, unpaired = comparison.compare_captures(
-        run.captures,
-        other.captures,
-        run.samples.by_sample,
+        run,
+        other,
+        pairing,
         by=by,
         tolerance=tolerance,
         # A learning rate was logged, or it is a run of an own loop.
@@ -135,12 +163,16 @@ def compare_runs(run: Run, other: Run, by: Sequence[By], tolerance: float, cka: 
     )
     file = comparison.weights_file(run.path, run.model.get("weights"))
     other_file = comparison.weights_file(other.path, other.model.get("weights"))
-    weights, weights_of = comparison.weights(file, other_file, tolerance)
+    weights, weights_of = comparison.weights(file, other_file, tolerance, pairing)
     predictions = comparison.predictions(
         _predicted(run), _predicted(other), run.predictions, other.predictions, run.samples, tolerance
     )
     statistics = comparison.differing(
-        comparison.statistics(run.stats), comparison.statistics(other.stats), tolerance
+        comparison.statistics(
+            run.stats, lambda module: module if pairing.partner(module) is not None else None
+        ),
+        comparison.statistics(other.stats, pairing.first),
+        tolerance,
     )
     result = Comparison.model_construct(
         run=str(run.path),
@@ -155,6 +187,7 @@ def compare_runs(run: Run, other: Run, by: Sequence[By], tolerance: float, cka: 
         statistics=statistics[:MOST_LISTED],
         plan=comparison.differing(comparison.plan(run.plan), comparison.plan(other.plan)),
         config=comparison.differing(run.config, other.config),
+        names=pairing.rows(dict.fromkeys(row["module"] for row in captures)),
     )
     return result.model_copy(update={"reasons": list(result.differences())})
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from hookrun.errors import HookrunError, counted
+from hookrun.engine.spec.selector import paired
+from hookrun.errors import counted
 from hookrun.studies.compare.records import COMPARE_CSV, COMPARE_JSON, label
 from hookrun.studies.kit.tasks import Experiment, JobCache, TaskOfRuns
 
 if TYPE_CHECKING:
     from hookrun.studies.compare.records import Comparison
-    from hookrun.studies.kit.files import RunDir, StoredCapture
+    from hookrun.studies.kit.files import RunDir
     from hookrun.studies.kit.passes import Screen, TwoRuns
 
 _MOST_BYTES = 2**31
@@ -43,6 +46,8 @@ class CompareTask(TaskOfRuns):
     tolerance:     a row differs if the norm of its difference is above this times the norm of the row of `run`
     on_difference: report; stop: the exit code is 3 if results differ
     cka:           also compute the linear CKA of each two captures
+    names:         globs of the modules of `run` -> globs of those of `other` that belong to them; or a file of these
+    transpose:     globs of the modules of `other` -> the dimensions of their captures in the order of `run`, rows first
     """
 
     task_name: ClassVar[str] = "compare"
@@ -52,6 +57,8 @@ class CompareTask(TaskOfRuns):
     tolerance: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1e-3
     on_difference: Literal["report", "stop"] = "report"
     cka: bool = False
+    names: dict[paired.Name, paired.Name] | str | None = None
+    transpose: dict[paired.Name, tuple[int, ...]] | None = None
 
     @field_validator("by")
     @classmethod
@@ -63,23 +70,35 @@ class CompareTask(TaskOfRuns):
     def prepare(
         self, experiment: Experiment, *, trust: frozenset[str], cache: JobCache | None = None
     ) -> TwoRuns:
-        """Find both runs. Raises SpecError if one is missing, or only one is a sweep."""
+        """Find both runs. Raises SpecError if one is missing, only one is a sweep, or names do not fit."""
+        from hookrun.studies.compare.comparison.pairing import pairing_of
         from hookrun.studies.kit.passes import find_both
 
-        return find_both(experiment, self.run, self.other)
+        found = find_both(experiment, self.run, self.other)
+        for run, other in found.jobs.values():
+            pairing_of(run, other, self.names, self.transpose)
+        return found
 
     def examine(self, prepared: TwoRuns, run_dir: RunDir, screen: Screen) -> str | None:
         """Compare the runs, job by job if they are sweeps. Returns what differs under `on_difference: stop`."""
         from hookrun.studies.kit.files import write_table
+        from hookrun.studies.kit.passes import linear_cka
 
         jobs = dict[str, dict[str, Any]]()
         rows = list[dict[str, Any]]()
         reasons = list[str]()
         first: Any = None
-        cka = self._cka if self.cka else None
+        cka = partial(linear_cka, max_bytes=_MOST_BYTES) if self.cka else None
         for job, (run, other) in prepared.jobs.items():
             screen.say(f"{job} {run.path} and {other.path}".lstrip())
-            comparison = run.compare(other, by=self.by, tolerance=self.tolerance, cka=cka)
+            comparison = run.compare(
+                other,
+                by=self.by,
+                tolerance=self.tolerance,
+                cka=cka,
+                names=self.names,
+                transpose=self.transpose,
+            )
             if job:
                 rows += [{"job": job} | row for row in comparison.captures]
                 reasons += [f"{job}: {reason}" for reason in comparison.reasons]
@@ -94,24 +113,11 @@ class CompareTask(TaskOfRuns):
         reasons += [f"only one of the sweeps has {job}" for job in prepared.unpaired]
         content = jobs.get("", {"first": first, "unpaired": list(prepared.unpaired), "jobs": jobs})
         run_dir.write(COMPARE_JSON, {**content, "reasons": reasons})
-        heads = rows[0].keys() if rows else ("hook", "module")
-        write_table(run_dir.path / COMPARE_CSV, [heads, *(row.values() for row in rows)])
+        heads = list(dict.fromkeys(chain.from_iterable(rows))) or ["hook", "module"]
+        write_table(run_dir.path / COMPARE_CSV, [heads, *(map(row.get, heads) for row in rows)])
         for reason in reasons or ["no difference"]:
             screen.say(reason)
         return "; ".join(reasons) if reasons and self.on_difference == "stop" else None
-
-    def _cka(self, rows: StoredCapture, other: StoredCapture) -> float | None:
-        """Linear CKA; None for rows that are not of samples or not finite, and if it would need too much memory."""
-        from hookrun.studies.kit.passes import Features, chosen_way, linear_cka_of_all
-
-        features = [Features.within(_MOST_BYTES, "", each) for each in (rows, other)]
-        way = chosen_way(features, _MOST_BYTES)
-        if len(rows) < 2 or not rows.is_by_sample or way.needed > _MOST_BYTES:
-            return None
-        try:
-            return float(linear_cka_of_all(features, way)[0, 1])
-        except HookrunError:  # values that are not finite, which the table counts
-            return None
 
     def _show(self, comparison: Comparison, screen: Screen) -> None:
         """Print the table of captures, or of those that differ if there are many, and the configuration."""
@@ -126,6 +132,11 @@ class CompareTask(TaskOfRuns):
             screen.say(
                 f"{len(rows)} of {counted(len(comparison.captures), 'row')} of {COMPARE_CSV} are shown"
             )
+        for row in comparison.names[:_LINES]:
+            order = f", its dimensions in the order {row['transpose']}" if row["transpose"] else ""
+            screen.say(f"paired: {row['module'] or '(root)'} and {row['other'] or '(root)'}{order}")
+        if (more := len(comparison.names) - _LINES) > 0:
+            screen.say(f"paired: and {more} more, in {COMPARE_JSON}")
         for line in comparison.config[:_LINES]:
             value = json.dumps(line["run"], ensure_ascii=False)[:100]
             other = json.dumps(line["other"], ensure_ascii=False)[:100]

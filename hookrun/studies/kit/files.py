@@ -16,6 +16,7 @@ from hookrun.store.captures.tensor_file import (
     read_tensors as read_tensors,  # all of its tensors, and its texts
 )
 from hookrun.store.captures.tensor_file import write_tensors as write_tensors  # write such a file
+from hookrun.store.config.yaml_files import load_plain as load_plain  # a YAML file as lists and mappings
 from hookrun.store.files import StoreError as StoreError  # something in a directory is missing or damaged
 from hookrun.store.files import replacing as replacing  # write a file that appears when it is complete
 from hookrun.store.files import write_table as write_table  # write a CSV file

@@ -80,6 +80,7 @@ from hookrun.run.passes.resuming import (
 )
 from hookrun.run.tasks.captured.cka import Way as Way  # how the similarity of many captures is computed
 from hookrun.run.tasks.captured.cka import chosen_way as chosen_way  # the one that needs the least memory
+from hookrun.run.tasks.captured.cka import linear_cka as linear_cka  # the similarity of two captures
 from hookrun.run.tasks.captured.cka import (
     linear_cka_of_all as linear_cka_of_all,  # the similarity of each two captures
 )

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hookrun.errors import HookrunError
 from hookrun.run.passes.resuming import Results
 from hookrun.run.tasks.captured.features import BYTES, Features, gram, reading_bytes
+from hookrun.store.captures.read import StoredCapture
 
 PRODUCTS, TILES = "products", "tiles"
 """Names of results: the inner products of all pairs of modules; the finished rows of tiles and their sums."""
@@ -76,6 +78,18 @@ def linear_cka_of_all(features: Sequence[Features], way: Way, results: Results |
     norms = products.diagonal().sqrt()
     below = norms[:, None] * norms
     return torch.where(below > 0, products / below, 0.0).clamp(0, 1)  # 0 for features that do not vary
+
+
+def linear_cka(rows: StoredCapture, other: StoredCapture, max_bytes: int) -> float | None:
+    """Linear CKA of two captures; None for rows that are not of samples or not finite, and if it needs more memory."""
+    features = [Features.within(max_bytes, "", each) for each in (rows, other)]
+    way = chosen_way(features, max_bytes)
+    if len(rows) < 2 or not rows.is_by_sample or way.needed > max_bytes:
+        return None
+    try:
+        return float(linear_cka_of_all(features, way)[0, 1])
+    except HookrunError:  # values that are not finite
+        return None
 
 
 def _by_features(features: Sequence[Features]) -> Tensor:

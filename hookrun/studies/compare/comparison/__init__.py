@@ -10,12 +10,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from hookrun.errors import Lookup
+from hookrun.studies.compare.comparison.pairing import Pairing
 from hookrun.studies.compare.comparison.rows import (
     Compared,
     Difference,
     Pair,
-    Samples,
     compared,
     known,
     measured,
@@ -26,6 +25,7 @@ from hookrun.studies.kit.files import (
     CHECKPOINTS,
     OF_PARTS,
     Leaf,
+    Run,
     SampleTable,
     StoredCapture,
     captured_tensors,
@@ -42,9 +42,9 @@ Lines = Iterable[Mapping[str, Any]]
 
 
 def compare_captures(
-    captures: Lookup[Lookup[Leaf]],
-    others: Lookup[Lookup[Leaf]],
-    samples: Samples,
+    run: Run,
+    other: Run,
+    pairing: Pairing,
     *,
     by: Sequence[By],
     tolerance: float,
@@ -60,13 +60,22 @@ def compare_captures(
     paired = set[StoredCapture]()
     first: Row | None = None
     first_time = (math.inf, 0)
-    for capture in _in_order(captures):
-        partner = _partner(capture, others)
+    for capture in _in_order(run):
+        partner = pairing.partner_of(capture, other)
         if partner is None:
-            unpaired.append({**_about(capture), "only": "run"})
+            unpaired.append(_unpaired(capture, "run", pairing.partner(capture.module)))
             continue
         paired.add(partner)
-        comparison = compared(capture, partner, samples, tolerance, by_token="tokens" in by)
+        order = pairing.orders.get(partner.module, ())
+        comparison = compared(
+            capture,
+            partner,
+            run.samples.by_sample,
+            tolerance,
+            by_token="tokens" in by,
+            order=order,
+            counts=pairing.counts.get(capture.hook, (0, 0)),
+        )
         for row in _rows(comparison, cka):
             rows.append(_about(capture) | row)
         if comparison.first is None:
@@ -76,36 +85,34 @@ def compare_captures(
         if place < first_time:
             first_time = place
             first = {"module": capture.module, "sample": known(sample), "token": known(token)}
-    for capture in _in_order(others):
+    for capture in _in_order(other):
         if capture not in paired:
-            unpaired.append({**_about(capture), "only": "other"})
+            unpaired.append(_unpaired(capture, "other", pairing.first(capture.module)))
     return first, rows, unpaired
 
 
-def _in_order(captures: Lookup[Lookup[Leaf]]) -> list[StoredCapture]:
-    return sorted(captured_tensors(captures), key=lambda capture: capture.number)
-
-
-def _partner(capture: StoredCapture, others: Lookup[Lookup[Leaf]]) -> StoredCapture | None:
-    """The capture of the same value in the other run, or None."""
-    if capture.hook not in others:
-        return None
-    leaf = others[capture.hook].get(capture.module)
-    if isinstance(leaf, Lookup):
-        return leaf.get(capture.path)
-    return None if capture.path else leaf
+def _in_order(run: Run) -> list[StoredCapture]:
+    return sorted(captured_tensors(run.captures), key=lambda capture: capture.number)
 
 
 def _about(capture: StoredCapture) -> Row:
     return {"hook": capture.hook, "module": capture.module, "path": capture.path}
 
 
+def _unpaired(capture: StoredCapture, side: str, partner: str | None) -> Row:
+    """A row for what one run captured. It does not count as a difference where the names give it no partner."""
+    row: Row = {**_about(capture), "only": side}
+    return row if partner is not None else {**row, "differs": False}
+
+
 def _rows(comparison: Compared, cka: Cka | None) -> Iterator[Row]:
     """The rows of the table of captures; a single one with the reason if no values were compared."""
-    similarity = None
-    if cka is not None and len(comparison.pairs) == 1:
-        similarity = cka(*comparison.pairs[0])
-    more: Row = {"cka": similarity, "differs": comparison.other_shape, "note": "; ".join(comparison.notes)}
+    more: Row = {"cka": None, "differs": comparison.other_shape, "note": "; ".join(comparison.notes)}
+    if any(pair.projections for pair in comparison.pairs):
+        more |= {"largest": None, "fingerprint": comparison.pairs[0].projections}
+    elif cka is not None and len(comparison.pairs) == 1:
+        pair = comparison.pairs[0]
+        more["cka"] = cka(pair.rows, pair.other)
     if not comparison.by_token:
         yield {"token": None, **dict.fromkeys(Difference().numbers()), "rows": 0, **more}
     for token, difference in sorted(comparison.by_token.items()):
@@ -177,10 +184,17 @@ def _apart(old: Any, new: Any, tolerance: float) -> Iterator[tuple[str, Any, Any
             yield f"{place}{deeper}", one, another
 
 
-def statistics(lines: Lines) -> dict[str, dict[str, Any]]:
-    """Hook, module and moment of each line of stats.jsonl -> its numbers."""
+def statistics(lines: Lines, name: Callable[[str], str | None]) -> dict[str, dict[str, Any]]:
+    """Hook, module and moment of each line of stats.jsonl -> its numbers.
+
+    name: module -> what it is called here; None: its lines are left out
+    """
     numbers = dict[str, dict[str, Any]]()
     for line in lines:
+        if line.get("module") is not None:
+            line = {**line, "module": name(line["module"])}
+            if line["module"] is None:
+                continue
         place = [f"{key} {line[key]}" for key in _OF_RECORD if line.get(key) not in (None, "")]
         numbers[" ".join(place)] = {key: value for key, value in line.items() if key not in _OF_RECORD}
     return numbers
@@ -208,11 +222,15 @@ def weights_file(run: Path, source: Any) -> Path | None:
     return None
 
 
-def weights(file: Path | None, other: Path | None, tolerance: float) -> tuple[list[Row], str]:
+def weights(
+    file: Path | None, other: Path | None, tolerance: float, pairing: Pairing
+) -> tuple[list[Row], str]:
     """A row for each tensor that is not the same, and which files were compared, or why none were.
 
     `differs` says whether the norm of the difference is above the tolerance.
     """
+    if pairing.partners is not None:
+        return [], "not compared: the two implementations may store them in other layouts"
     if file is None or other is None:
         return [], "not compared: a run has neither a checkpoint nor a file that its weights come from"
     before = read_weights(file)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from hookrun.engine.values import fingerprints
 from hookrun.studies.kit.files import FIRING, StoredCapture
 from hookrun.studies.kit.passes import SPLITS
 
@@ -22,22 +23,50 @@ Samples = Mapping[tuple[str, int], Mapping[str, Any]]
 
 
 class Pair(NamedTuple):
-    """Rows of the first run and the same rows of the other one; all rows of a side have one shape."""
+    """Rows of the first run and the same rows of the other one; all rows of a side have one shape.
+
+    order:       the dimensions of the other rows, 0 is the rows, in the order of the first run's; empty: as they are
+    projections: of the fingerprints by which rows are compared; 0: rows are compared element by element
+    taken:       whether the fingerprints of each run are taken of its rows here, since it kept the rows themselves
+    """
 
     rows: StoredCapture
     other: StoredCapture
+    order: Sequence[int] = ()
+    projections: int = 0
+    taken: tuple[bool, bool] = (False, False)
+
+    @property
+    def shapes(self) -> list[list[int]]:
+        """The shape of a row of each run as it is compared."""
+        return [list(none.shape[1:]) for none in self.values(slice(0, 0))]
 
     def places(self) -> list[slice]:
         """The places of the blocks in which the rows are read."""
-        size = max(1, BLOCK_BYTES // (8 * max(math.prod(self.rows.shape[1:]), 1)))
+        elements = max(math.prod(side.shape[1:]) for side in (self.rows, self.other))
+        size = max(1, BLOCK_BYTES // (8 * max(elements, 1)))
         return [slice(start, start + size) for start in range(0, len(self.rows), size)]
 
+    def values(self, place: slice) -> list[Tensor]:
+        """The rows of both runs at a place as they are compared, each as a vector."""
+        other = self.other[place]
+        values = [self.rows[place], other.permute(*self.order) if self.order else other]
+        for side, is_taken in enumerate(self.taken):
+            if is_taken:
+                values[side] = fingerprints.fingerprints(values[side], self.projections)
+        return values
 
-def pairs(capture: StoredCapture, other: StoredCapture) -> Iterator[Pair]:
+
+def pairs(
+    capture: StoredCapture, other: StoredCapture, order: Sequence[int], counts: tuple[int, int]
+) -> Iterator[Pair]:
     """The rows that both captures have, by sample, epoch, call and token; a row of a whole firing by its step.
 
     If a capture has rows of several shapes there is a pair for each two shapes. The n-th of several rows of the same
     sample is paired with the n-th of the other run.
+
+    order:  see `Pair`
+    counts: of the projections of the fingerprints that each run kept in place of rows; 0: it kept the rows
     """
     for left, right in product(capture.by_kind(), other.by_kind()):
         keys = torch.cat([_keys(left), _keys(right)])
@@ -47,7 +76,12 @@ def pairs(capture: StoredCapture, other: StoredCapture) -> Iterator[Pair]:
         place[others] = torch.arange(len(others))
         rows = (place[numbers] >= 0).nonzero().squeeze(1)
         if len(rows):
-            yield Pair(left.chosen(rows), right.chosen(place[numbers[rows]]))
+            projections = max(counts)
+            for kind, count in ((left, counts[0]), (right, counts[1])):
+                if count and (not kind.dtype.is_floating_point or kind.shape[1:] != (count + 2,)):
+                    projections = 0  # of integers the rows themselves are kept
+            taken = projections > counts[0], projections > counts[1]
+            yield Pair(left.chosen(rows), right.chosen(place[numbers[rows]]), order, projections, taken)
 
 
 def _keys(capture: StoredCapture) -> Tensor:
@@ -173,29 +207,35 @@ def compared(
     tolerance: float,
     *,
     by_token: bool = False,
+    order: Sequence[int] = (),
+    counts: tuple[int, int] = (0, 0),
 ) -> Compared:
     """Compare the rows of the same samples in two captures.
 
     samples:   the samples of the first run
     tolerance: the norm of a row's difference, divided by the norm of the first run's row, above which it differs
     by_token:  each position of a token by itself
+    order, counts: see `pairs`
     """
-    matched = list(pairs(capture, other))
+    matched = list(pairs(capture, other, order, counts))
     by_position = dict[int, Difference]()
     notes = list[str]()
     for pair in matched:
-        shape = list(pair.rows.shape[1:])
-        other_shape = list(pair.other.shape[1:])
+        shape, other_shape = pair.shapes
         if shape != other_shape:
             notes.append(f"{len(pair.rows)} rows have shape {shape}, other {other_shape}")
         elif math.prod(shape):
-            _add(by_position, pair, positions_of(pair.rows, samples), tolerance, by_token=by_token)
+            positions = None if pair.projections else positions_of(pair.rows, samples)
+            _add(by_position, pair, positions, tolerance, by_token=by_token)
     has_other_shape = bool(notes)
     common = sum(len(pair.rows) for pair in matched)
     only = len(capture) - common
     only_other = len(other) - common
     if not common:
         notes.append(f"no sample in common: {_span(capture)}, other {_span(other)}")
+        has_split = [bool((each.split_numbers >= 0).any()) for each in (capture, other)]
+        if capture.is_by_sample and has_split[0] != has_split[1]:
+            notes.append("only one of the runs knows its split: a loop of one's own sets `hooks.split`")
     elif only or only_other:
         notes.append(
             f"{only} of {len(capture)} rows are only here, {only_other} of {len(other)} only in the other run"
@@ -230,9 +270,12 @@ def _add(
     about = torch.stack([times[:, None].expand_as(tokens), samples[:, None].expand_as(tokens), tokens], dim=2)
     for place in pair.places():
         cells = about[place].reshape(-1, 3)
-        left = rows[place].reshape(len(cells), -1)
-        right = pair.other[place].reshape(len(cells), -1)
-        sums, apart, differs = measured(left, right, tolerance)
+        left, right = pair.values(place)
+        if pair.projections:
+            sums, apart, differs = measured_by_fingerprints(left, right, tolerance)
+        else:
+            left, right = left.reshape(len(cells), -1), right.reshape(len(cells), -1)
+            sums, apart, differs = measured(left, right, tolerance)
         groups = cells[:, 2] if by_token else torch.full((len(cells),), -1)
         for token in groups.unique().tolist():
             chosen = groups == token
@@ -275,6 +318,20 @@ def measured(rows: Tensor, others: Tensor, tolerance: float) -> tuple[Tensor, Te
     norm = torch.where(masked, 0, square).sum(1).sqrt()
     norm_apart = torch.where(masked, 0, square_apart).sum(1).sqrt()
     return sums, apart, (norm_apart > tolerance * norm) | broken.any(1)
+
+
+def measured_by_fingerprints(rows: Tensor, others: Tensor, tolerance: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The same of fingerprints [cells, projections + 2], estimated; differences of elements are not known: zeros."""
+    found = fingerprints.difference(rows, others)
+    nothing = torch.zeros(len(rows), dtype=torch.float64)
+    square = rows[:, -2].double().square()
+    square_other = others[:, -2].double().square()
+    apart = found.distance.double().square()
+    product = (square + square_other - apart) / 2
+    broken = found.distance.isnan()
+    sums = torch.stack([nothing + 1, product, square, square_other, apart, nothing, nothing, broken], dim=1)
+    sums.nan_to_num_(nan=0.0, posinf=math.inf)
+    return sums, nothing[:, None], ~(found.relative <= tolerance)
 
 
 def _is_lowest(values: Tensor) -> Tensor:
