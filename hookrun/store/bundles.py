@@ -7,7 +7,7 @@ it leads out of its folder.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
 from os import PathLike
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 HOOKS = "hooks.yaml"
 TENSORS = "tensors.safetensors"
 CARD = "README.md"
+PICTURE = "picture.svg"
 VERSION = 1
 
 MOST_CALLED = 2**26
@@ -170,8 +171,11 @@ def _read(folder: Path) -> Bundle:
         raise StoreError(
             f"{folder / HOOKS} is not the file of a bundle: it has the key `hooks` and no other one"
         )
+    if "${" in str(content):
+        raise StoreError(
+            f"{folder / HOOKS} has an interpolation, and a bundle refers to nothing outside: write the value"
+        )
     try:
-        refuse(_interpolations(content["hooks"], "hooks"))
         spec = parse_spec(content, record.seed)
         refuse(problem for hook in spec.hooks for problem in _leading_out(hook, record))
     except SpecError as error:
@@ -190,38 +194,18 @@ def _read(folder: Path) -> Bundle:
     return Bundle(folder, content["hooks"], Spec(placed.hooks, record.seed, origin), record)
 
 
-def _interpolations(value: Any, where: str) -> Iterator[Problem]:
-    """A problem for each text that a configuration would resolve."""
-    match value:
-        case dict():
-            for key, member in value.items():
-                yield from _interpolations(str(key), where)
-                yield from _interpolations(member, f"{where}.{key}")
-        case list():
-            for member in value:
-                yield from _interpolations(member, where)
-        case str() if "${" in value:
-            yield Problem(
-                where,
-                "has an interpolation, and the hooks of a bundle refer to nothing outside",
-                "write the value",
-            )
-
-
 def _leading_out(hook: HookSpec, record: BundleRecord) -> Iterator[Problem]:
     """A problem for each function, run and file that the hook names, except tensors of the bundle."""
+    hint = f"a bundle has values in {TENSORS} only, and nothing in it runs code"
     for key in hook.action.own_functions():
-        what = "names a function, and nothing in a bundle runs code"
-        yield Problem(f"{hook.where}.{key}", what, "leave the hook out of the bundle")
+        yield Problem(f"{hook.where}.{key}", "names a function", hint)
     for key, value in hook.action.outside_values().items():
         for part in parts_of(value):
             where = f"{hook.where}.{key}"
             if isinstance(part, RunValue | RunFaults):
-                what = f"names the run {shortened(part.run)!r}, and a bundle has its own copy of each value"
-                yield Problem(where, what, f"write the value into {TENSORS}")
+                yield Problem(where, f"names the run {shortened(part.run)!r}", hint)
             elif isinstance(part, FileValue) and part.file != TENSORS:
-                what = f"names the file {shortened(part.file)!r}, and a bundle has the file {TENSORS} only"
-                yield Problem(where, what, f"write the value into {TENSORS}")
+                yield Problem(where, f"names the file {shortened(part.file)!r}", hint)
             elif isinstance(part, FileValue) and not part.is_by_module and part.key not in record.tensors:
                 what = f"found the key {shortened(str(part.key))!r}, which is not a tensor of {MODEL}"
                 yield misnamed(where, what, str(part.key), record.tensors)
@@ -255,15 +239,9 @@ def _digest(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def form_of(tensor: Tensor) -> dict[str, Any]:
-    """Dtype and shape, as in model.json."""
-    from hookrun.store.captures.tensor_file import dtype_name
-
-    return {"dtype": dtype_name(tensor.dtype), "shape": list(tensor.shape)}
-
-
-def forms_of(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Name -> dtype, shape and hash of each tensor, as in model.json."""
+def form_of(tensor: Tensor, *, hashed: bool = False) -> dict[str, Any]:
+    """Dtype, shape and, if it is wanted, the hash of a tensor, as in model.json."""
     from hookrun.engine.trust.callables import tensor_digest
 
-    return {name: {**form_of(tensor), "sha256": tensor_digest(tensor)} for name, tensor in tensors.items()}
+    form = {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
+    return {**form, "sha256": tensor_digest(tensor)} if hashed else form

@@ -161,10 +161,10 @@ class HookSpec(Completed):
 
     def run_values(self) -> Iterator[tuple[str, RunValue | RunFaults]]:
         """(key path, value) of each value that it takes from another run."""
-        for field, given in self.action.outside_values().items():
+        for key, given in self.action.outside_values().items():
             for depth, value in enumerate(parts_of(given)):
                 if isinstance(value, RunValue | RunFaults):
-                    yield f"{self.where}.{field}" + ".minus" * depth, value
+                    yield f"{self.where}.{key}" + ".minus" * depth, value
 
     @property
     def identity(self) -> str:
