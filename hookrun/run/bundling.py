@@ -1,0 +1,305 @@
+"""Writes a bundle: the hooks of a run that edit, and a copy of every tensor that they need.
+
+Values are read again from where the run had them, and must be the same: the hash of the plan tells. A selector becomes
+the modules that it matched, so that a model with more of them is edited where the run's model was.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import shlex
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+from torch import Tensor, nn
+
+from hookrun.engine.actions.values import FileValue, PassValue, RunFaults, RunValue, is_by_sample
+from hookrun.engine.hook_types import APPLY
+from hookrun.engine.keys import HOOKS_FROM
+from hookrun.engine.plan.outside import Source
+from hookrun.engine.plan.plan import Match, PlannedHook, ResolvedPlan
+from hookrun.engine.plan.resolve import captured_as
+from hookrun.engine.plan.table import text
+from hookrun.engine.spec import HookSpec
+from hookrun.engine.spec.hook import BundleOrigin
+from hookrun.engine.trust.callables import Code
+from hookrun.errors import HookrunError, SpecError, first_lines, misnamed, refused_at, spec_error
+from hookrun.run.bundle_card import card_text
+from hookrun.run.experiment.model_task import ModelTask
+from hookrun.run.experiment.prepared import EXAMPLE_BATCH, as_call
+from hookrun.run.experiment.run_values import RunReferences, read_value
+from hookrun.run.tasks import parse_experiment, task_of
+from hookrun.store.bundles import CARD, HOOKS, PICTURE, TENSORS, VERSION, form_of
+from hookrun.store.captures.tensor_file import open_tensors, read_tensor, write_tensors
+from hookrun.store.config.interpolations import resolved
+from hookrun.store.config.stored import read_yaml
+from hookrun.store.files import StoreError, new_file, os_errors, sync_folder, write_json
+from hookrun.store.format import CHECKPOINTS, CONFIG, MODEL, OVERRIDES, STATUS
+from hookrun.store.reader import Run, open_run
+from hookrun.store.verify import verify
+
+
+@dataclass
+class Bundling:
+    """A bundle that is being made of a run.
+
+    plan:     of the run; then of the hooks that go into the bundle
+    left_out: hook -> why it does not
+    hooks:    name -> hook as in hooks.yaml
+    tensors:  key -> tensor, as in tensors.safetensors
+    """
+
+    run: Run
+    plan: ResolvedPlan
+    left_out: dict[str, str] = field(default_factory=dict)
+    hooks: dict[str, Any] = field(default_factory=dict)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+
+    def keep(self, name: str, values: Mapping[str, Source]) -> dict[str, Any]:
+        """Keep a value, path of a module -> tensor; returns what names it in hooks.yaml."""
+        tensors = {path: value for path, value in values.items() if isinstance(value, Tensor)}
+        if len(set(map(id, tensors.values()))) == 1:
+            self.tensors[name] = next(iter(tensors.values()))
+            return {"file": TENSORS, "key": name}
+        self.tensors |= {f"{name}/{path}": tensor for path, tensor in tensors.items()}
+        return {"file": TENSORS, "key": f"{name}/*"}
+
+    def learned(self, hook: PlannedHook, name: str) -> dict[str, Any] | None:
+        """Keep the parameters of this name that the run has trained; None if it has not saved any."""
+        root = self.run.path
+        paths = [root / CHECKPOINTS / f"{each}.safetensors" for each in ("best", "last")]
+        path = next((path for path in paths if path.is_file()), None)
+        if path is None:
+            if self.run.model.get("trained") or self.run.model.get("weights") != "random":
+                what = f"adds the parameter {name!r}, and the run has no checkpoint with its values"
+                raise spec_error(
+                    hook.spec.where, what, "name the run that trained it, with train.checkpoint.save=best"
+                )
+            return None
+        values = dict[str, Tensor]()
+        with open_tensors(path, root) as file:
+            for match in hook.matches:
+                keys = {f"{each}.{name}".lstrip(".") for each in match.names} & set(file.keys())
+                for key in keys:
+                    values[match.path] = read_tensor(file, key)
+        if len(values) < len(hook.matches):
+            raise spec_error(hook.spec.where, f"{path} does not have the parameter {name!r} of every module")
+        return self.keep(f"{hook.spec.name}.{name}", values)
+
+
+def write_bundle(path: Path, out: Path) -> Bundling:
+    """Write the bundle of a run into a new or empty folder.
+
+    Raises SpecError for a hook that cannot be handed on, or if there is none; StoreError if the files cannot be
+    written, after which there is no bundle.
+    """
+    made = _of_run(_opened(path))
+    if os.path.lexists(out) and (out.is_symlink() or not out.is_dir() or any(out.iterdir())):
+        raise spec_error("OUT", f"{out} is there already, and is not an empty folder", "give another folder")
+    aside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    try:
+        with os_errors(f"cannot write {out}"):
+            aside.mkdir(parents=True)
+            _write(made, aside)
+            os.rename(aside, out)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    sync_folder(out.parent)
+    return made
+
+
+def _opened(path: Path) -> Run:
+    """The run, which has ended well and is unchanged."""
+    try:
+        run = open_run(path)
+    except StoreError as error:
+        names = [each.parent.name for each in path.parent.glob(f"*/{STATUS}")]
+        problem = misnamed("RUN", str(error), path.name, names)
+        if problem.fix is not None:
+            problem = replace(problem, fix=replace(problem.fix, value=str(path.with_name(problem.fix.value))))
+        raise SpecError([problem]) from error
+    if run.status["status"] not in ("done", "stopped"):
+        why = run.cut_off or f"it is {run.status['status']}"
+        raise spec_error("RUN", f"{run.path} has not ended well: {why}", "name a run that is done")
+    if bad := verify(run.path).bad:
+        raise spec_error(
+            "RUN", "\n".join([f"{run.path} is damaged:", *first_lines(bad)]), "make the run again"
+        )
+    if not run.config:
+        what = f"{run.path} has no {CONFIG}: it was recorded in a loop of your own"
+        raise spec_error("RUN", what, "hand on the file of its hooks")
+    return run
+
+
+def _of_run(run: Run) -> Bundling:
+    """The hooks of the run that edit, with what they need."""
+    with refused_at("RUN", kinds=(HookrunError, ValueError), what=f"{run.path / CONFIG}: "):
+        config = resolved(OmegaConf.create(run.config))
+    config.pop(HOOKS_FROM, None)  # the hooks are there
+    experiment = parse_experiment(config)
+    places = {record["run"]: record["path"] for record in run.plan.get("runs", [])}
+    task = task_of(experiment)
+    if not isinstance(task, ModelTask):
+        raise spec_error("RUN", f"{run.path}: task={task.name} has no hooks", "name a run with an edit")
+    runs = RunReferences(places, experiment.settings, task.splits[0])
+    specs = [spec for spec in experiment.hooks.hooks if spec.keys.enabled]
+    made = Bundling(run, _planned(run, specs, runs))
+    made.left_out = _left_out(specs, trained=bool(run.model.get("trained")))
+    hooks = tuple(hook for hook in made.plan.hooks if hook.spec.name not in made.left_out)
+    if all(hook.spec.action.observes for hook in hooks):
+        why = (
+            "ran without its hooks (hooked: false)"
+            if not experiment.settings.hooked
+            else "has no hooks that edit"
+        )
+        raise spec_error("RUN", f"{run.path} {why}", "name a run with an edit")
+    made.plan = replace(made.plan, hooks=hooks)
+    for hook in hooks:
+        body = {"enabled": True} | copy.deepcopy(config["hooks"][hook.spec.name])
+        body["select"] = _selectors(hook, body["select"])
+        for key, values in _values(hook.spec, hook.matches, runs, factor=1.0).items():
+            written = body[key]
+            body[key] = made.keep(f"{hook.spec.name}.{key}", values)
+            body[key] |= {name: written[name] for name in ("factor", "at") if name in written}
+        for name in hook.added:
+            learned = made.learned(hook, name)
+            if learned is not None:
+                body.pop("init", None)
+                body["value"] = learned
+        made.hooks[hook.spec.name] = body
+    return made
+
+
+def _left_out(specs: Sequence[HookSpec], *, trained: bool) -> dict[str, str]:
+    """Name of a hook -> why it is not handed on; trained: the run has trained the model."""
+    read = set[str]()
+    for spec in specs:
+        values = spec.action.outside_values().values()
+        read |= {value.hook for value in values if isinstance(value, PassValue)}
+    reasons = dict[str, str]()
+    for spec in specs:
+        action = spec.action
+        writes = spec.hook_type is APPLY and action.does is None and action.adds(spec.name) is None
+        if action.observes and spec.name not in read:
+            reasons[spec.name] = "it only observes"
+        elif writes and trained:
+            reasons[spec.name] = "it changed the weights before they were trained"
+    return reasons
+
+
+def _selectors(hook: PlannedHook, written: Any) -> Any:
+    """Exactly the modules or parameters that the hook had; those of another hook are named by it."""
+    if str(written).startswith("hook:"):
+        return written
+    paths = list[str]()
+    for match in hook.matches:
+        parameters = [f"{match.path}.{name}".lstrip(".") for name in match.matched_parameters]
+        paths += parameters or [match.path]
+    return paths if len(paths) > 1 else paths[0]
+
+
+def _planned(run: Run, specs: list[HookSpec], runs: RunReferences) -> ResolvedPlan:
+    """The plan of the run, with the values of its hooks as they are now. SpecError unless it is still the same."""
+    plan = run.plan
+    targets = {hook["name"]: hook["targets"] for hook in plan.get("hooks", [])}
+    hooks = list[PlannedHook]()
+    for spec in sorted(specs, key=lambda spec: spec.keys.priority):
+        if spec.name not in targets:  # task=effects completes a hook in many ways
+            raise spec_error(spec.where, "is not in the plan of the run", "make a run with this hook alone")
+        matches = list[Match]()
+        for target in targets[spec.name]:
+            own = tuple(target.get("own", ()))
+            match = Match(target["path"], tuple(target["names"]), target["class"], 0, target["shape"])
+            matches.append(replace(match, matched_parameters=own))
+        _require_portable(spec)
+        passed = {
+            key: {"": value}
+            for key, value in spec.action.outside_values().items()
+            if isinstance(value, PassValue)
+        }
+        values = _values(spec, matches, runs) | passed
+        hooks.append(PlannedHook(spec, tuple(matches), values))
+    code = {where: Code(*each.values()) for where, each in plan.get("code", {}).items()}
+    origin = None
+    if "bundle" in plan:
+        origin = BundleOrigin("", plan["bundle"]["sha256"], "", {})
+    again = ResolvedPlan(plan["model"], tuple(hooks), plan["seed"], code=code, bundle=origin)
+    if again.hash != plan["hash"]:
+        what = "files or runs from which its hooks take values have changed since"
+        raise spec_error("RUN", f"{run.path}: {what}", "make the run again")
+    return again
+
+
+def _require_portable(spec: HookSpec) -> None:
+    """Raise SpecError if the hook needs code, or samples of this run's data."""
+    for key in spec.action.own_functions():
+        what = "names a function of yours, and nothing in a bundle runs code"
+        raise spec_error(f"{spec.where}.{key}", what, f"make a run without the hook: ~{spec.where}")
+    for key, value in spec.action.outside_values().items():
+        if isinstance(value, RunFaults) or is_by_sample(value):
+            what = f"takes what belongs to samples of a run, {value}, and a bundle is for any data"
+            raise spec_error(f"{spec.where}.{key}", what, "give one value for all, such as sample: mean")
+
+
+def _values(
+    spec: HookSpec, matches: Sequence[Match], runs: RunReferences, **changes: Any
+) -> dict[str, Mapping[str, Source]]:
+    """Field -> path of a match -> its tensor, of values from files and runs; changes: made in a value before."""
+    places = {match.path: captured_as(spec, match) for match in matches}
+    values = dict[str, Mapping[str, Source]]()
+    for key, value in spec.action.outside_values().items():
+        with refused_at(f"{spec.where}.{key}"):
+            if isinstance(value, FileValue | RunValue):
+                values[key] = read_value(value.model_copy(update=changes), places, runs)
+    return values
+
+
+def _write(made: Bundling, folder: Path) -> None:
+    run = made.run
+    sites = dict[str, Any]()
+    for hook in made.plan.hooks:
+        sites[hook.spec.name] = [
+            {"path": each.path, "class": each.type, "shape": each.shape} for each in hook.matches
+        ]
+    record = {
+        "version": VERSION,
+        "class": made.plan.model,
+        "seed": made.plan.seed,
+        "hooks": sites,
+        "modules": run.model.get("modules", []),
+        "tensors": {name: form_of(tensor, hashed=True) for name, tensor in made.tensors.items()},
+        "call": _call(run),
+    }
+    with new_file(folder / TENSORS) as file:
+        write_tensors(file, made.tensors)
+    texts = {HOOKS: yaml.safe_dump({"hooks": made.hooks}, sort_keys=False, allow_unicode=True)}
+    with suppress(HookrunError):
+        texts[PICTURE] = run.plot("accuracy")._repr_svg_()
+    typed = read_yaml(run.path / OVERRIDES, run.path) or []
+    command = f"python -m hookrun {shlex.join(map(str, typed))}"
+    texts[CARD] = card_text(run, text(made.plan), made.left_out, command, has_picture=PICTURE in texts)
+    for name, content in texts.items():
+        with new_file(folder / name) as file:
+            file.write(content.encode("utf-8", "backslashreplace"))
+    write_json(folder / MODEL, record)
+
+
+def _call(run: Run) -> dict[str, Any] | None:
+    """The tensors of a call of the run's model, as its data describes it; None if that is not known."""
+    try:
+        args, kwargs = as_call(run.data_info().example(EXAMPLE_BATCH), nn.Identity())
+    except HookrunError:  # its data is not here
+        return None
+    if not all(isinstance(each, Tensor) for each in (*args, *kwargs.values())):
+        return None
+    return {
+        "args": list(map(form_of, args)),
+        "kwargs": {name: form_of(each) for name, each in kwargs.items()},
+    }
