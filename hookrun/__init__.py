@@ -10,7 +10,7 @@ TYPE_CHECKING = False  # `typing` has the same, and takes as long as all the res
 if TYPE_CHECKING:
     from typing import Any
 
-    from hookrun.api import build, compile, hooked, load_spec, modules, open_run, record
+    from hookrun.api import build, compile, hooked, load_bundle, load_spec, modules, open_run, record
     from hookrun.engine.plan.attention_points import points
     from hookrun.engine.prove.trial import Plan
     from hookrun.engine.runtime.install import Installation
@@ -49,6 +49,7 @@ __all__ = [
     "build",
     "compile",
     "hooked",
+    "load_bundle",
     "load_spec",
     "modules",
     "open_run",
@@ -77,6 +78,7 @@ _HOMES = {
     "build": "hookrun.api",
     "compile": "hookrun.api",
     "hooked": "hookrun.api",
+    "load_bundle": "hookrun.api",
     "load_spec": "hookrun.api",
     "modules": "hookrun.api",
     "open_run": "hookrun.api",

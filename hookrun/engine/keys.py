@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+HOOKS_FROM = "hooks_from"
+"""The key with the folder of a bundle."""
+
 ROOT_KEYS = (
     "task",
     "model",
@@ -21,6 +24,7 @@ ROOT_KEYS = (
     "tags",
     "note",
     "hooks",
+    HOOKS_FROM,
 )
 """The keys at the root of an experiment: the sections of `hookrun.run.experiment.settings.Settings`, and `hooks`."""
 

@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from omegaconf import DictConfig
 
@@ -21,12 +21,13 @@ from hookrun.command.compose.compose import claimed, parsed_run, place_run, plai
 from hookrun.command.compose.errors import composed, explained, origins_told
 from hookrun.command.compose.given import require_given, require_same
 from hookrun.command.compose.hydra import Composition, conf_dir, opened
+from hookrun.command.compose.loader import Loader
 from hookrun.command.compose.overrides import LATEST, RESUME, Resume, named_folder
 from hookrun.command.outcome import Outcome
 from hookrun.command.sweeps.exit_codes import DONE, exit_code
 from hookrun.command.sweeps.jobs import JobFailed, import_torch, make_missing_page, run_alone
 from hookrun.command.sweeps.needs import NeededRuns
-from hookrun.engine.keys import key_of
+from hookrun.engine.keys import HOOKS_FROM, key_of
 from hookrun.errors import HookrunError, SpecError, first_lines, nearest, spec_error
 from hookrun.run import tasks
 from hookrun.run.experiment.experiment import Experiment
@@ -260,12 +261,14 @@ def composed_again(
     the first time. Raises SpecError with each difference to the stored configuration, unless `force`.
     """
     typed = command.overrides
-    groups = set(command.app.config_loader.list_groups(""))
+    groups = {HOOKS_FROM, *command.app.config_loader.list_groups("")}
     with opened(conf_dir(), folder / Path(CONFIG).parent) as app:
         stored = Composition(app, Path(CONFIG).stem, list(_HYDRAS))
         again = replace(stored, overrides=[*_HYDRAS, *typed])
         if any(key_of(text).partition("@")[0] in groups for text in typed):
             again = command
+        loader = cast(Loader, app.config_loader)
+        loader.adds_bundle = False  # the stored configuration has its hooks
         cfg = composed(again)
         # what is stored stays as it is, unless a typed override replaces it
         place_run(cfg, folder, stores=bool(typed) and force)

@@ -43,7 +43,7 @@ from hookrun.command.compose.overrides import (
     unreadable,
 )
 from hookrun.engine.hook_types import HOOK_TYPES, OF_EVERY_HOOK
-from hookrun.engine.keys import ROOT_KEYS, key_of, nested
+from hookrun.engine.keys import HOOKS_FROM, ROOT_KEYS, key_of, nested
 from hookrun.errors import (
     Fix,
     HookrunError,
@@ -130,7 +130,7 @@ def wrong_overrides(command: Composition) -> list[Problem]:
     others = list[Override]()  # those that decide which files are read, and the swept ones
     wrong_groups = set[str]()
     for override in parsed:
-        if override.is_sweep_override() or override.key_or_group == "hydra.searchpath":
+        if override.is_sweep_override() or override.key_or_group in ("hydra.searchpath", HOOKS_FROM):
             others.append(override)
         elif not is_choice(override, command.repository):
             keys.append(override)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import os
 import posixpath
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib import resources
 from itertools import count
@@ -31,6 +31,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from hookrun.command.compose import hydra_section
+from hookrun.engine.keys import HOOKS_FROM, root_of
 from hookrun.errors import Problem, refuse, spec_error
 from hookrun.store.config.interpolations import guarded
 from hookrun.store.config.yaml_files import parsed, reading
@@ -173,12 +174,21 @@ class Loader(ConfigLoaderImpl):
     """Hydra's loader, for the process of hookrun and those of its launchers.
 
     output: the folder for all outputs whose directory was not typed; None: the current directory
+
+    Before overrides are applied, it adds the hooks of the bundle that `hooks_from` names, so that overrides may change
+    them as those of a file.
+
+    adds_bundle: False for configurations that have these hooks already, such as the stored one of a run
     """
+
+    adds_bundle = True
 
     def __init__(self, config_search_path: ConfigSearchPath, output: str | None = None) -> None:
         super().__init__(config_search_path)
         self._output = output
         self._typed_groups = frozenset[str]()  # the groups of Hydra from which the command line chooses
+        self._typed = list[Override]()
+        self._of_typed_bundle = list[str]()  # names of hooks
         self._shared = dict[tuple[str, ...], DictConfig]()  # of jobs of a sweep that choose the same configs
 
     def __getstate__(self) -> dict[str, Any]:
@@ -215,8 +225,13 @@ class Loader(ConfigLoaderImpl):
             if shared not in self._shared:
                 if len(self._shared) >= MOST_SHARED:
                     self._shared.clear()
-                self._shared[shared] = super()._load_configuration_impl(name, list(shared), RunMode.RUN)
+                self.adds_bundle = False
+                try:
+                    self._shared[shared] = super()._load_configuration_impl(name, list(shared), RunMode.RUN)
+                finally:
+                    self.adds_bundle = True
             cfg = copy.deepcopy(self._shared[shared])
+            self._add_bundle(cfg, keys)
             self._apply_overrides_to_config(keys, cfg)
             cfg.hydra.overrides.task = [each.input_line for each in own]
             cfg.hydra.job.override_dirname = get_overrides_dirname(
@@ -235,7 +250,7 @@ class Loader(ConfigLoaderImpl):
 
     def _finish(self, cfg: DictConfig, overrides: list[Override]) -> None:
         """What hookrun adds to a configuration that Hydra has composed."""
-        _switch_hooks_off(cfg, overrides)
+        _switch_hooks_off(cfg, overrides, self._of_typed_bundle)
         if cfg.hydra.job.env_copy:
             raise spec_error(
                 "hydra.job.env_copy",
@@ -264,6 +279,7 @@ class Loader(ConfigLoaderImpl):
     ) -> tuple[list[Override], CachingConfigRepository]:
         parsed, repo = super()._parse_overrides_and_create_caching_repo(config_name, overrides)
         typed = {override.key_or_group for override in parsed}
+        self._typed = [override for override in parsed if not is_choice(override, repo)]
         self._typed_groups = frozenset(group for group in typed if group.startswith("hydra/"))
         loads = count(1)
         load = repo.load_config
@@ -285,7 +301,37 @@ class Loader(ConfigLoaderImpl):
         for section in ("model", "data"):  # the arguments of a factory of one's own may have any names
             if OmegaConf.select(cfg, f"{section}.name") == "python":
                 OmegaConf.set_struct(cfg[section].get("args"), False)
+        if self.adds_bundle:
+            self._add_bundle(cfg, self._typed)
         return cfg
+
+    def _add_bundle(self, cfg: DictConfig, overrides: Sequence[Override]) -> None:
+        """Add the hooks of the bundle that `hooks_from` names, as a file or one of the overrides has it."""
+        naming = [each for each in overrides if each.key_or_group == HOOKS_FROM]
+        self._of_typed_bundle = []
+        if not naming and not cfg.get(HOOKS_FROM):
+            return
+        others = [
+            each
+            for each in overrides
+            if not each.is_sweep_override() and root_of(each.key_or_group) != "hooks"
+        ]
+        others += [_first_job(each) for each in naming if each.is_sweep_override()]
+        overridden = copy.deepcopy(cfg)
+        self._apply_overrides_to_config(others, overridden)
+        named = OmegaConf.select(overridden, HOOKS_FROM)
+        if not isinstance(named, str):  # it was taken away, or is refused with other mistakes
+            return
+        from hookrun.store.bundles import read_bundle
+
+        bundle = read_bundle(named, HOOKS_FROM)
+        if naming:
+            self._of_typed_bundle = list(bundle.hooks)
+        hooks = cfg.get("hooks") or OmegaConf.create({})
+        added = [each.key_or_group.removeprefix("hooks.") for each in overrides if each.is_add()]
+        bundle.refuse_names([*hooks, *added])
+        with open_dict(cfg):
+            cfg.hooks = OmegaConf.merge(bundle.hooks, hooks)
 
     def _load_single_config(self, default: ResultDefault, repo: IConfigRepository) -> ConfigResult:
         path = str(default.config_path)
@@ -335,13 +381,21 @@ class Loader(ConfigLoaderImpl):
             raise spec_error(group, what, "only the command line chooses it")
 
 
-def _switch_hooks_off(cfg: DictConfig, overrides: list[Override]) -> None:
+def _first_job(override: Override) -> Override:
+    """The override as the first job of a sweep has it."""
+    text = f"{override.key_or_group}={next(override.sweep_string_iterator())}"
+    return OverridesParser.create().parse_override(text)
+
+
+def _switch_hooks_off(cfg: DictConfig, overrides: list[Override], of_typed_bundle: Sequence[str]) -> None:
     """Carry out ``hooks=none`` and ``~hooks`` of the command line, or of a job of a sweep.
 
     The hooks of files are stored and not installed; beside typed hooks, ``+hooks.NAME=…``, they are left out.
+
+    of_typed_bundle: the hooks of the bundle that the command line names, which count as typed
     """
     choice: Override | None = None
-    added = set[str]()
+    added = set(of_typed_bundle)
     for override in overrides:
         section, _, below = override.key_or_group.partition(".")
         if override.key_or_group == "hooks" and not override.is_sweep_override():

@@ -251,10 +251,18 @@ class OutsideValue(Section, ABC):
 
 
 class FileValue(OutsideValue):
-    """A tensor of a `.safetensors` file; `key` may be left out if the file has only one tensor."""
+    """A tensor of a `.safetensors` file.
+
+    key: its name, in which a `*` stands for the path of the hooked module; not needed if the file has only one tensor
+    """
 
     file: str
     key: str | None = None
+
+    @property
+    def is_by_module(self) -> bool:
+        """Whether each hooked module has its own."""
+        return self.key is not None and "*" in self.key
 
     @property
     def source(self) -> str:

@@ -16,7 +16,7 @@ from hookrun.engine.hook_types import OUTPUT_GRAD
 from hookrun.engine.html import Completed
 from hookrun.engine.plan.batch import BatchDims, Followers
 from hookrun.engine.plan.outside import Source, UsedRun, digest_of
-from hookrun.engine.spec.hook import HookSpec
+from hookrun.engine.spec.hook import BundleOrigin, HookSpec
 from hookrun.engine.trust.callables import Code, code_of_class
 from hookrun.engine.trust.load import Trusted
 from hookrun.errors import Problem, counted, listed
@@ -209,6 +209,7 @@ class ResolvedPlan(Completed):
     samples:   how many samples a run will see; None: not known
     code:      key path -> the user's own Python that the run uses outside its hooks
     runs:      the runs that values come from
+    bundle:    the bundle that some of the hooks come from; None: of none
     """
 
     model: str
@@ -220,6 +221,7 @@ class ResolvedPlan(Completed):
     samples: int | None = None
     code: Mapping[str, Code] = field(default_factory=dict, hash=False)
     runs: tuple[UsedRun, ...] = ()
+    bundle: BundleOrigin | None = field(default=None, hash=False)
 
     @property
     def batch_fits(self) -> bool:
@@ -236,7 +238,9 @@ class ResolvedPlan(Completed):
                 for match in hook.matches
             ]
             hooks.append(_plain(hook, targets) | {"values": hook.digest})
-        content = {"model": self.model, "seed": self.seed, "hooks": hooks, **self._code()}
+        content: dict[str, Any] = {"model": self.model, "seed": self.seed, "hooks": hooks, **self._code()}
+        if self.bundle is not None:
+            content["bundle"] = self.bundle.sha256
         return _sha(json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True))
 
     def to_dict(self) -> dict[str, Any]:
@@ -253,6 +257,9 @@ class ResolvedPlan(Completed):
             plain["no_output"] = self.no_output
         plain["hooks"] = [_plain(hook, [match.to_dict() for match in hook.matches]) for hook in self.hooks]
         plain["runs"] = [run.model_dump() for run in self.runs]
+        if self.bundle is not None:
+            about = {"path": self.bundle.path, "sha256": self.bundle.sha256, "model": self.bundle.model}
+            plain["bundle"] = {**about, "hooks": list(self.bundle.sites)}
         return plain | self._code()
 
     def _code(self) -> dict[str, Any]:

@@ -72,7 +72,8 @@ def resolve(spec: Spec, model: nn.Module, values: Values | None = None) -> tuple
         problems += mistakes[hook.name].problems
         if not mistakes[hook.name].problems:
             fitting.append(planned[hook.name])
-    plan = ResolvedPlan(class_name(model), tuple(fitting), spec.seed, runs=values.used_runs(spec))
+    runs = values.used_runs(spec)
+    plan = ResolvedPlan(class_name(model), tuple(fitting), spec.seed, runs=runs, bundle=spec.bundle)
     return plan, problems
 
 
@@ -185,7 +186,7 @@ def _read_values(
     if not given:
         return {}
     sources = dict[str, Mapping[str, Source]]()
-    places = {match.path: _captured_as(spec, match) for match in matches}
+    places = {match.path: captured_as(spec, match) for match in matches}
     for key, value in given.items():
         where = f"{spec.where}.{key}"
         try:
@@ -221,7 +222,7 @@ def _read(
     return values.read(value, places)
 
 
-def _captured_as(spec: HookSpec, match: Match) -> tuple[str, ...]:
+def captured_as(spec: HookSpec, match: Match) -> tuple[str, ...]:
     """The names under which a run may have captured the match: for an action on own parameters theirs, too."""
     action = spec.action_on(match.matched_parameters)
     if not isinstance(action, OnOwnParameters) or not action.parameters:

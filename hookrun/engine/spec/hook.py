@@ -6,8 +6,8 @@ import hashlib
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Any
 
@@ -200,12 +200,38 @@ class HookSpec(Completed):
         return plain
 
 
+@dataclass(frozen=True)
+class BundleOrigin:
+    """The bundle that hooks of a spec come from.
+
+    path:   its folder, as it was named
+    sha256: of its hooks, its tensors and what it says of its model
+    model:  the class of the model that it was made for
+    sites:  hook -> the modules or parameters where it was, each as text with its class and the shape there
+    call:   the tensors of a call of that model: positional and by name, each as (dtype, shape); None: not known
+    """
+
+    path: str
+    sha256: str
+    model: str
+    sites: Mapping[str, str]
+    call: tuple[Sequence[Form], Mapping[str, Form]] | None = None
+
+
+Form = tuple[str, tuple[int, ...]]
+"""The name of a dtype, and a shape."""
+
+
 @dataclass(frozen=True, repr=False)
 class Spec(Shown):
-    """All hooks in the order of their declaration, and the seed from which their generators are derived."""
+    """All hooks in the order of their declaration, and the seed from which their generators are derived.
+
+    bundle: where some of the hooks come from; None: they were all written by the user
+    """
 
     hooks: tuple[HookSpec, ...]
     seed: int = 0
+    bundle: BundleOrigin | None = field(default=None, hash=False)
 
     def _view(self) -> View:
         rows = list[list[str]]()

@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hookrun.engine.keys import ROOT_KEYS
+from hookrun.engine.keys import HOOKS_FROM, ROOT_KEYS
 from hookrun.engine.spec import Spec, refuse_beyond_limits, unknown_root, without_boolean_keys
 from hookrun.engine.spec.hook import parse_hooks
 from hookrun.engine.validation import MISSING, parse, paths_to
 from hookrun.errors import Problem, spec_error
 from hookrun.run.experiment.settings import PREVIOUS, Need, Settings, TaskKeys
 from hookrun.run.experiment.task_keys import parse_task
+from hookrun.store.bundles import read_bundle
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def read_experiment(
 
     tasks: every task by name
 
-    Raises SpecError for a configuration that is too large to be checked.
+    Raises SpecError for a configuration that is too large to be checked, and for a bundle that cannot be read.
     """
     refuse_beyond_limits(config)
     config, problems = without_boolean_keys(config)
@@ -86,5 +87,8 @@ def read_experiment(
     problems += [*wrong_in_task, *wrong, *wrong_in_hooks]
     if problems or settings is None:
         return None, problems
-    spec = Spec(tuple(hooks) if settings.hooked else (), settings.seed)
+    origin = None
+    if settings.hooks_from is not None:
+        origin = read_bundle(settings.hooks_from, HOOKS_FROM).origin
+    spec = Spec(tuple(hooks) if settings.hooked else (), settings.seed, origin)
     return Experiment(settings, spec, tuple(notes)), []

@@ -10,10 +10,11 @@ from torch import nn
 
 from hookrun.data import DataInfo, Split
 from hookrun.data.info import SPLITS
+from hookrun.engine.keys import HOOKS_FROM
 from hookrun.engine.prove.trial import Plan, compile_plan
 from hookrun.engine.spec import Spec
 from hookrun.engine.values.containers import arguments, describe
-from hookrun.errors import SpecError
+from hookrun.errors import SpecError, refused_at
 from hookrun.run.experiment.building import build, own_code, trained_parameters
 from hookrun.run.experiment.experiment import Experiment
 from hookrun.run.experiment.metrics.fit import Fit, SeenOutput
@@ -29,7 +30,9 @@ from hookrun.run.experiment.sample_checks import (
     missing_spans,
     row_problems,
 )
+from hookrun.run.experiment.settings import Settings
 from hookrun.run.experiment.task import JobCache, max_rows_of, metrics_of, stopping
+from hookrun.store.bundles import read_bundle
 
 
 def prepare_under_hooks(
@@ -44,6 +47,7 @@ def prepare_under_hooks(
     """
     parts = build(experiment, task.splits[0], trust, cache=cache)
     experiment, settings = parts.experiment, parts.experiment.settings
+    parts.tried(_require_bundle, settings)
     parts.add(task.problems(settings, parts.data))
     _check_metrics_over_a_split(task, parts)
     _refuse_a_stop_before_the_output(task, parts)
@@ -76,6 +80,13 @@ def prepare_under_hooks(
     )
     prepared = parts.prepared(plan, (*experiment.notes, *notes), trained=trained)
     return replace(prepared, lines=(*lines, *task.lines(prepared)))
+
+
+def _require_bundle(settings: Settings) -> None:
+    """Raise SpecError if the tensors of the bundle are not those that it was written with."""
+    if settings.hooks_from is not None:
+        with refused_at(HOOKS_FROM):
+            read_bundle(settings.hooks_from, HOOKS_FROM).require_tensors()
 
 
 def data_lines(info: DataInfo, model: nn.Module | None) -> Iterator[str]:

@@ -274,6 +274,7 @@ class Settings(Section):
     baseline: a sweep also runs its jobs with `hooked: false`, and its page compares the other jobs with these
     tags:  words that reports and sweeps show; they have no other effect
     note:  one sentence about the run, likewise
+    hooks_from: the folder of a bundle, whose hooks come before those of the experiment
     """
 
     task: TaskKeys
@@ -290,6 +291,7 @@ class Settings(Section):
     needs: Needs = {}
     tags: Annotated[tuple[Tag, ...], Field(max_length=100)] = ()
     note: str = Field(default="", max_length=500)
+    hooks_from: Annotated[str, Field(min_length=1)] | None = None
 
 
 def runs_of(settings: Settings) -> Mapping[str, str]:

@@ -243,18 +243,21 @@ def read_value(
             lacking[str(error)].append(path or "(root)")
     if lacking:
         texts = [f"{listed(paths)} {text}" for text, paths in lacking.items()]
-        raise HookrunError("; ".join(texts) + "; name one for all with `module`, or narrow `select`")
+        hint = "narrow `select`"
+        if isinstance(value, RunValue):
+            hint = f"name one for all with `module`, or {hint}"
+        raise HookrunError("; ".join([*texts, hint]))
     return values
 
 
 def _is_by_module(value: FileValue | RunValue) -> bool:
-    if isinstance(value, RunValue) and value.module is None:
+    if value.is_by_module if isinstance(value, FileValue) else value.module is None:
         return True
     return value.minus is not None and _is_by_module(value.minus)
 
 
 def _read(value: FileValue | RunValue, names: tuple[str, ...], runs: RunReferences) -> Found:
-    source = _read_file(value) if isinstance(value, FileValue) else _read_run(value, names, runs)
+    source = _read_file(value, names) if isinstance(value, FileValue) else _read_run(value, names, runs)
     if isinstance(source, PendingRun):
         return source
     if value.index is not None:
@@ -278,7 +281,7 @@ def _read(value: FileValue | RunValue, names: tuple[str, ...], runs: RunReferenc
     return multiple(source, value.factor)
 
 
-def _read_file(value: FileValue) -> Tensor:
+def _read_file(value: FileValue, names: tuple[str, ...]) -> Tensor:
     path = Path(value.file).expanduser().absolute()
     if not path.is_file():
         raise HookrunError(f"there is no file {path}")
@@ -289,6 +292,13 @@ def _read_file(value: FileValue) -> Tensor:
             raise HookrunError(f"{path} holds {len(keys)} tensors: name one with `key`; {nearest('', keys)}")
         if key is None:
             key = keys[0]
+        elif value.is_by_module and key not in keys:
+            of_module = [name for name in (key.replace("*", each) for each in names) if name in keys]
+            if not of_module:
+                raise NotCaptured(
+                    f"has no tensor {key!r} in {path}: {nearest(key.replace('*', names[0]), keys)}"
+                )
+            key = of_module[0]
         if key not in keys:
             raise HookrunError(f"{path} has no tensor {key!r}: {nearest(key, keys)}")
         return read_tensor(file, key)

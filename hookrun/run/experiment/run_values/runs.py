@@ -252,6 +252,11 @@ def with_origins(problems: list[Problem], spec: Spec, runs: RunReferences) -> li
     origins = dict[str, list[str]]()
     for hook in spec.hooks:
         origins[hook.where] = [origin for name in _runs(hook) if (origin := _origin(name, runs))]
+        if spec.bundle is not None and hook.name in spec.bundle.sites:
+            made_for = (
+                f"the model class {spec.bundle.model}, where the hook was on {spec.bundle.sites[hook.name]}"
+            )
+            origins[hook.where].append(f"the bundle {spec.bundle.path} was made for {made_for}")
     told = list[Problem]()
     for problem in problems:
         hook_path = ".".join(problem.where.split(".")[:2])
