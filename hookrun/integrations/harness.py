@@ -9,7 +9,7 @@ from weakref import finalize
 
 from torch import nn
 
-from hookrun.api import compile, load_spec
+from hookrun.api import compile, load_bundle
 from hookrun.engine.runtime import Installation
 from hookrun.engine.spec.hook import HookSpec
 from hookrun.errors import CompileError, Problem, refuse
@@ -25,7 +25,7 @@ def install_bundle(
     Raises SpecError for a broken bundle, CompileError for hooks that do not fit the model, or need what a harness does
     not say.
     """
-    plan = compile(load_spec(Path(str(bundle)) / "hooks.yaml"), model)
+    plan = compile(load_bundle(str(bundle)), model)
     refuse((problem for hook in plan.hooks for problem in _unknown_here(hook.spec)), CompileError)
     hooks = plan.install(model)
     hooks.__enter__()

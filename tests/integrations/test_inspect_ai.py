@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from small_checkpoints import checkpoint
+from small_checkpoints import bundle_of, checkpoint
 
 import hookrun
 
@@ -41,12 +40,6 @@ def gpt2(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def bundle(tmp_path: Path) -> str:
-    (tmp_path / "hooks.yaml").write_text(yaml.safe_dump({"hooks": {"steer": LAST}}))
-    return str(tmp_path)
-
-
-@pytest.fixture
 def completions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Evaluates a model on a task of three prompts, which are one batch, padded on the left."""
     for name in ("XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR"):
@@ -66,13 +59,13 @@ def completions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any
     gc.collect()  # inspect_ai leaves streams open, which warn: here that is ignored
 
 
-def test_completions_are_those_of_hooked(gpt2: str, bundle: str, completions: Any) -> None:
+def test_completions_are_those_of_hooked(gpt2: str, tmp_path: Path, completions: Any) -> None:
     options: Any = {"do_sample": False, "device": "cpu", "memoize": False}
     reference = get_model(f"hf/{gpt2}", **options)
     without = completions(reference)
     with hookrun.hooked(reference.api.model, {"steer": LAST}):
         expected = completions(reference)
-    made = get_model(f"hookrun/{gpt2}", bundle=bundle, **options)
+    made = get_model(f"hookrun/{gpt2}", bundle=bundle_of(LAST, gpt2, tmp_path), **options)
     assert completions(made) == expected != without
     assert made.api.hooks.fired["steer", BLOCK] == 5
     block = made.api.model.get_submodule(BLOCK)

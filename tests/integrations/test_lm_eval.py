@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from small_checkpoints import checkpoint
+from small_checkpoints import bundle_of, checkpoint
 
 import hookrun
 
@@ -24,6 +24,7 @@ with warnings.catch_warnings():
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
 
+    from hookrun.integrations import harness
     from hookrun.integrations.lm_eval import HookedLM, main
 
 pytestmark = [
@@ -44,20 +45,21 @@ def gpt2(tmp_path_factory: pytest.TempPathFactory) -> str:
     return checkpoint(tmp_path_factory.mktemp("gpt2"))
 
 
-@pytest.fixture
-def bundle(tmp_path: Path) -> Any:
-    def bundle(hook: dict[str, Any]) -> Path:
-        (tmp_path / "hooks.yaml").write_text(yaml.safe_dump({"hooks": {"steer": hook}}))
-        return tmp_path
+@pytest.fixture(scope="module")
+def steer(gpt2: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return bundle_of(STEER, gpt2, tmp_path_factory.mktemp("steer"))
 
-    return bundle
+
+@pytest.fixture(scope="module")
+def last(gpt2: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return bundle_of(LAST, gpt2, tmp_path_factory.mktemp("last"))
 
 
 def plain(model: str) -> Any:
     return HFLM(model, device="cpu", batch_size=4)
 
 
-def hooked(model: str, bundle: Path | None, batch_size: int | str = 4, **options: Any) -> Any:
+def hooked(model: str, bundle: str | None, batch_size: int | str = 4, **options: Any) -> Any:
     return HookedLM(model, bundle=bundle, device="cpu", batch_size=batch_size, **options)
 
 
@@ -72,16 +74,16 @@ def generated(model: Any) -> list[str]:
     return model.generate_until(requests, disable_tqdm=True)
 
 
-def test_log_likelihoods_are_those_of_hooked(gpt2: str, bundle: Any) -> None:
+def test_log_likelihoods_are_those_of_hooked(gpt2: str, steer: str) -> None:
     reference = plain(gpt2)
     without = log_likelihoods(reference)
     with hookrun.hooked(reference.model, {"steer": STEER}):
         expected = log_likelihoods(reference)
-    assert log_likelihoods(hooked(gpt2, bundle(STEER))) == expected
+    assert log_likelihoods(hooked(gpt2, steer)) == expected
     assert log_likelihoods(hooked(gpt2, None)) == without != expected
 
 
-def test_tokens_of_padded_log_likelihoods_are_real(gpt2: str, bundle: Any) -> None:
+def test_tokens_of_padded_log_likelihoods_are_real(gpt2: str, last: str) -> None:
     reference = plain(gpt2)
     texts = [before + after for before, after in PAIRS]
     lengths = sorted((len(reference.tok_encode(text)) - 1 for text in texts), reverse=True)
@@ -96,47 +98,49 @@ def test_tokens_of_padded_log_likelihoods_are_real(gpt2: str, bundle: Any) -> No
     handle = reference.model.get_submodule(BLOCK).register_forward_hook(steer_last)
     expected = log_likelihoods(reference)
     handle.remove()
-    made = hooked(gpt2, bundle(LAST))
+    made = hooked(gpt2, last)
     assert log_likelihoods(made) == expected
-    assert log_likelihoods(hooked(gpt2, bundle(LAST), "auto", max_batch_size=4)) == expected
-    assert generated(made) == generated(hooked(gpt2, bundle(LAST), 1))
+    assert log_likelihoods(hooked(gpt2, last, "auto", max_batch_size=4)) == expected
+    assert generated(made) == generated(hooked(gpt2, last, 1))
     assert log_likelihoods(made) == expected
 
 
-def test_generated_texts_are_those_of_hooked(gpt2: str, bundle: Any) -> None:
+def test_generated_texts_are_those_of_hooked(gpt2: str, last: str) -> None:
     reference = plain(gpt2)
     without = generated(reference)
     with hookrun.hooked(reference.model, {"steer": LAST}):
         expected = generated(reference)
-    assert generated(hooked(gpt2, bundle(LAST))) == expected != without
+    assert generated(hooked(gpt2, last)) == expected != without
 
 
-def test_unknown_padding_of_a_decoder_is_refused(tmp_path: Path, bundle: Any) -> None:
+def test_unknown_padding_of_a_decoder_is_refused(tmp_path: Path) -> None:
     model = checkpoint(tmp_path / "t5", "t5")
     in_encoder = {**LAST, "select": "encoder.block.1", "target": "[0]"}
+    bundle = bundle_of(in_encoder, model, tmp_path)
     with pytest.raises(hookrun.HookrunError, match="tokens of the decoder are padding: give batch_size=1"):
-        log_likelihoods(hooked(model, bundle(in_encoder)))
+        log_likelihoods(hooked(model, bundle))
     reference = HFLM(model, device="cpu", batch_size=1)
     with hookrun.hooked(reference.model, {"steer": in_encoder}):
         expected = log_likelihoods(reference)
-    assert log_likelihoods(hooked(model, bundle(in_encoder), 1)) == expected
+    assert log_likelihoods(hooked(model, bundle, 1)) == expected
 
 
-def test_what_a_harness_does_not_say_is_refused(gpt2: str, bundle: Any) -> None:
+def test_what_a_harness_does_not_say_is_refused(gpt2: str, monkeypatch: pytest.MonkeyPatch) -> None:
     hook = {
         **STEER,
         "value": {"from": 0, "to": 1, "steps": [0, 10]},
         "when": {"step": {"start": 3}, "epoch": 1},
         "tokens": {"span": "subject"},
     }
+    monkeypatch.setattr(harness, "load_bundle", lambda path: hookrun.load_spec({"steer": hook}))
     with pytest.raises(hookrun.CompileError) as caught:
-        hooked(gpt2, bundle(hook))
+        hooked(gpt2, "bundle")
     wheres = [problem.where for problem in caught.value.errors]
     assert wheres == [f"hooks.steer.{key}" for key in ("when.step", "when.epoch", "value", "tokens.span")]
 
 
-def test_hooks_go_with_the_model_of_the_harness(gpt2: str, bundle: Any) -> None:
-    made = hooked(gpt2, bundle(STEER))
+def test_hooks_go_with_the_model_of_the_harness(gpt2: str, steer: str) -> None:
+    made = hooked(gpt2, steer)
     log_likelihoods(made)
     block = made.model.get_submodule(BLOCK)
     assert made.hooks.fired["steer", BLOCK] > 0
@@ -146,7 +150,7 @@ def test_hooks_go_with_the_model_of_the_harness(gpt2: str, bundle: Any) -> None:
 
 
 @pytest.fixture
-def command(gpt2: str, bundle: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def command(gpt2: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Runs the harness's command on a task of this folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
@@ -164,8 +168,8 @@ def command(gpt2: str, bundle: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     }  # fmt: skip
     Path("task.yaml").write_text(yaml.safe_dump(task))
 
-    def command(hook: dict[str, Any]) -> dict[str, Any]:
-        arguments = ["--model", "hookrun", "--model_args", f"pretrained={gpt2},bundle={bundle(hook)}"]
+    def command(bundle: str) -> dict[str, Any]:
+        arguments = ["--model", "hookrun", "--model_args", f"pretrained={gpt2},bundle={bundle}"]
         arguments += ["--tasks", "task.yaml", "--device", "cpu", "--batch_size", "3", "--output_path", "out"]
         monkeypatch.setattr(sys, "argv", ["lm_eval", *arguments])
         main()
@@ -174,11 +178,13 @@ def command(gpt2: str, bundle: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     return command
 
 
-def test_the_command_is_that_of_the_harness(command: Any, gpt2: str, capsys: Any) -> None:
-    result = command(LAST)
-    assert result["config"]["hookrun_plan"] == hookrun.compile({"steer": LAST}, plain(gpt2).model).hash
+def test_the_command_is_that_of_the_harness(command: Any, gpt2: str, last: str, capsys: Any) -> None:
+    result = command(last)
+    assert (
+        result["config"]["hookrun_plan"] == hookrun.compile(hookrun.load_bundle(last), plain(gpt2).model).hash
+    )
     assert result["n-samples"]["toy"]["effective"] == 3
     with pytest.raises(SystemExit) as ended:
-        command({**LAST, "select": "transformer.h.10"})
+        command(gpt2)
     assert ended.value.code == 2
-    assert "did you mean 'transformer.h.1'" in capsys.readouterr().err
+    assert "model.json" in capsys.readouterr().err
