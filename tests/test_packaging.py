@@ -60,9 +60,10 @@ def test_a_source_distribution_can_be_tested_from(tmp_path: Path) -> None:
 
 def test_the_installed_command_is_the_command_line(site: Path) -> None:
     distribution = PathDistribution(next(site.glob("hookrun-*.dist-info")))
-    assert [(each.name, each.value) for each in distribution.entry_points] == [
-        ("hookrun", "hookrun.cli:main")
-    ]
+    assert {(each.group, each.name, each.value) for each in distribution.entry_points} == {
+        ("console_scripts", "hookrun", "hookrun.cli:main"),
+        ("inspect_ai", "hookrun", "hookrun.integrations.inspect_ai"),
+    }
     assert (site / "bin/hookrun").exists()
 
 

@@ -82,7 +82,14 @@ def problems_of(error: ValidationError, where: str, model: type[BaseModel]) -> l
         location = tuple(part for part in raw["loc"] if part not in _TAGS)
         detail: ErrorDetails = {**raw, "loc": location}
         by_key.setdefault(_key(detail, model), []).append(detail)
-    return [_problem(details, key, where, model) for key, details in by_key.items()]
+    above = {key[:depth] for key in by_key for depth in range(len(key))}
+    problems = list[Problem]()
+    for key, details in by_key.items():
+        if key in above:  # pydantic does not count the wrong items of a list, and may then find too few
+            details = [detail for detail in details if detail["type"] != "too_short"]
+        if details:
+            problems.append(_problem(details, key, where, model))
+    return problems
 
 
 def parameters(target: Callable[..., object]) -> dict[str, inspect.Parameter] | None:

@@ -1,4 +1,4 @@
-"""Callbacks for the loops of other libraries: `hookrun.integrations.lightning` and `.transformers`.
+"""Callbacks for the loops of `lightning` and `transformers`, and models for the harnesses `lm_eval` and `inspect_ai`.
 
 Each is imported, together with its library, when it is first used.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-_MODULES = ("lightning", "transformers")
+_MODULES = ("inspect_ai", "lightning", "lm_eval", "transformers")
 
 
 def __getattr__(name: str) -> Any:

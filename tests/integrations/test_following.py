@@ -82,9 +82,10 @@ def test_a_copy_of_a_callback_follows_a_loop_of_its_own(tmp_path) -> None:
     assert [path.name for path in copied.run_dirs] == ["run", "run-2"]
 
 
-@pytest.mark.parametrize("library", ["lightning", "transformers"])
+@pytest.mark.parametrize("library", ["lightning", "transformers", "lm_eval", "inspect_ai"])
 def test_without_its_library_an_integration_says_what_to_install(library: str, without) -> None:
     without(library)
-    with pytest.raises(ImportError, match=rf"pip install 'hookrun\[{library}\]'") as caught:
+    extra = library.removesuffix("_ai")
+    with pytest.raises(ImportError, match=rf"pip install 'hookrun\[{extra}\]'") as caught:
         getattr(hookrun.integrations, library)
     assert isinstance(caught.value, hookrun.HookrunError)

@@ -5,7 +5,7 @@ A router chooses k experts for each token. Indices [..., k] are whole numbers, w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -66,7 +66,9 @@ def chosen_experts(
 
     Raises Absent if there are none, or if several tensors may be meant.
     """
-    count = expert_count(module) if indices is None else None
+    count = expert_count(module)
+    if count is not None and indices is not None:
+        count += 1  # who names them may mean a choice of all experts
     pairs: list[tuple[Tensor, Tensor]] = []
     for pair in product(_tensors(value, indices), _tensors(value, weights)):
         numbers, shares = pair
@@ -75,7 +77,7 @@ def chosen_experts(
             if shares.is_floating_point() and shares.shape == numbers.shape and not is_mask:
                 pairs.append(pair)
     if len(pairs) != 1:
-        raise Absent(_not_one(value, pairs))
+        raise Absent(_not_one(value, pairs, {"indices": indices, "weights": weights}))
     return pairs[0]
 
 
@@ -118,10 +120,21 @@ def _tensors(value: Any, target: Target | None) -> Sequence[Tensor]:
     return list(containers.tensors(value if target is None else containers.get(value, target.keys)))
 
 
-def _not_one(value: Any, pairs: Sequence[tuple[Tensor, Tensor]]) -> str:
-    """For an error: that there are no indices and weights in the value, or that several tensors may be meant."""
+def _not_one(
+    value: Any, pairs: Sequence[tuple[Tensor, Tensor]], targets: Mapping[str, Target | None]
+) -> str:
+    """For an error: that there are no indices and weights in the value, or that several tensors may be meant.
+
+    targets: key -> where the user says that they are
+    """
     from hookrun.engine.values.containers import describe, path_of
 
+    said = [_found_at(value, key, target) for key, target in targets.items() if target is not None]
+    if said and not pairs:
+        return (
+            f"{' and '.join(said)}: expected whole numbers [tokens, k] as indices, k at most the number of experts, "
+            "and floating-point numbers of the same shape as weights"
+        )
     named = [f"indices: {path_of(value, one)!r}, weights: {path_of(value, other)!r}" for one, other in pairs]
     if named:
         return f"several tensors may be the indices of the chosen experts and their weights: say {' or '.join(named)}"
@@ -132,3 +145,12 @@ def _not_one(value: Any, pairs: Sequence[tuple[Tensor, Tensor]]) -> str:
         "a weight for every expert is edited by action: scale, factor: 0, index: '..., [3]', and scores from which "
         "experts are chosen afterwards by action: replace, value: -.inf"
     )
+
+
+def _found_at(value: Any, key: str, target: Target) -> str:
+    """``indices: 'shares' is float32 [2, 3, 2]``."""
+    from hookrun.engine.values import containers
+
+    found = containers.get(value, target.keys)
+    dtype = str(getattr(found, "dtype", "")).removeprefix("torch.")
+    return f"{key}: {str(target)!r} is {dtype} {containers.describe(found)}".replace("  ", " ")

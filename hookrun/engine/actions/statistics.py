@@ -188,11 +188,11 @@ def statistic(item: str | Options) -> Statistic:
 
 
 def statistics(of: Iterable[str | Options]) -> tuple[Statistic, ...]:
-    """The statistics that are named, without those that are named again.
+    """The statistics that are named.
 
     ValueError if two of them have the same name in a record, or if they are more numbers than a record holds.
     """
-    found = tuple(statistic(item) for item in dict.fromkeys(of))
+    found = tuple(map(statistic, of))
     keys = [each.key for each in found]
     for key in keys:
         if keys.count(key) > 1:

@@ -45,6 +45,7 @@ class Match:
     batch:       which dimensions of the tensors that the hook sees follow the batch; None: not known
     captured:    the same of the tensors that it captures, where these are not what it sees
     note:        what the action says of what it sees there; ``""``: nothing
+    held:        the units of a fold, and the bytes that it holds of them, of each label; None: it is none, or not known
     """
 
     path: str
@@ -59,6 +60,7 @@ class Match:
     batch: Followers | None = field(default=None, hash=False)
     captured: Followers | None = field(default=None, hash=False)
     note: str = ""
+    held: tuple[int, int] | None = field(default=None, hash=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for plan.json."""

@@ -571,7 +571,8 @@ def _seen(
     shape = shapes.get((match.path, _sees_arguments(hook)))
     place = hook.spec.name, match.path
     note = findings.notes.get(place, match.note)
-    match = replace(match, shape=shape, called=shape is not None, note=note)
+    held = findings.held.get(place)
+    match = replace(match, shape=shape, called=shape is not None, note=note, held=held)
     firings = findings.captured.get(place)
     if firings is None:
         return match
@@ -616,6 +617,7 @@ class TrialSink(Sink):
     captured: (hook, path) -> the fake tensors of each of its firings, by their path in the value
     captured_of_larger: the same for the larger batch, while and after that runs; problems are then not collected
     notes:    (hook, path) -> what the plan says of the hook there
+    held:     (hook, path) -> the units of a fold, and the bytes that it holds of them
     without:  (hook, path) -> why the user's own function cannot run without data; its value passed unchanged
     absent:   site of an observer -> what its action does not find in the values there
     scores:   watches what routers return, where a hook edits it
@@ -626,6 +628,7 @@ class TrialSink(Sink):
     captured: dict[tuple[str, str], list[dict[str, Tensor]]] = field(default_factory=dict)
     captured_of_larger: dict[tuple[str, str], list[dict[str, Tensor]]] | None = None
     notes: dict[tuple[str, str], str] = field(default_factory=dict)
+    held: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
     without: dict[tuple[str, str], str] = field(default_factory=dict)
     absent: dict[HookSite, str] = field(default_factory=dict)
     scores: ScoreReads = field(default_factory=ScoreReads)
@@ -687,9 +690,11 @@ class TrialSink(Sink):
 
         return guarded
 
-    def note(self, site: HookSite, text: str) -> None:
+    def note(self, site: HookSite, text: str, held: tuple[int, int] | None = None) -> None:
         """Remember the first note of a site."""
         self.notes.setdefault((site.hook_name, site.path), text)
+        if held is not None:
+            self.held[site.hook_name, site.path] = held
 
     def fail(self, site: HookSite, what: str) -> None:
         """Add the failure of a hook at a site, each different failure once."""

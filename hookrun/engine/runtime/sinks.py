@@ -56,8 +56,8 @@ class Sink:
         """A site cannot do what its hook asks for: raises HookError that names both; a trial run notes it."""
         raise HookError(f"{site.where}: {what}")
 
-    def note(self, site: Any, text: str) -> None:
-        """What a plan says of a site, as a trial run shows it."""
+    def note(self, site: Any, text: str, held: tuple[int, int] | None = None) -> None:
+        """What a plan says of a site, as a trial run shows it; of a fold the units and the bytes that it holds."""
 
     def guard(self, site: Any, op: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """The op of a site, whose exceptions end the run; in a trial run a version that notes them."""

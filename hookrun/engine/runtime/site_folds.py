@@ -14,7 +14,7 @@ from hookrun.engine.actions.base import TokenRows
 from hookrun.engine.plan.table import size
 from hookrun.engine.runtime.site_records import SiteRecords
 from hookrun.engine.values.containers import readable
-from hookrun.engine.values.folding import MOST_BYTES, Folding, SeenRows, keys_of
+from hookrun.engine.values.folding import MOST_BYTES, Folding, SeenRows, keys_of, most_labels
 
 _CHANNELS_FIRST = (_ConvNd, _NormBase, nn.GroupNorm)
 _CHANNELS_LAST = (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Embedding)
@@ -84,7 +84,10 @@ class SiteFolds(SiteRecords):
             raise ValueError("the value holds several tensors: name one with `target`")
         self._folded = path
         if not self.has_values:
-            self.sink.note(self, f"{text}; holds {size(needed)}")
+            held = f"holds {size(needed)}"
+            if self.spec.action.by_label:
+                held += f" for each label, at most {most_labels(needed):,} labels"
+            self.sink.note(self, f"{text}; {held}", (prod(units), needed))
             return
         plain = readable(values)
         if plain is None or self.is_uncounted or self.clock.is_dummy_pass or not values.numel():

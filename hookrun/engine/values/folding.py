@@ -231,6 +231,21 @@ class Wanted:
         return units * (8 + 24 * self.top + sketch + products)
 
 
+def most_labels(size: int) -> int:
+    """How many labels can be held, if one takes so many bytes."""
+    return min(MOST_LABELS, MOST_BYTES // size)
+
+
+def labels_refused(count: int, units: int, size: int) -> str:
+    """Why so many labels, each of so many units and bytes, cannot be held; ``""``: they can."""
+    if count <= most_labels(size):
+        return ""
+    return (
+        f"{count:,} labels of {units:,} units take {count * size:,} bytes, at most {MOST_LABELS:,} labels and "
+        f"{MOST_BYTES:,} bytes are held: select some units by `index`, or ask for less in `of`"
+    )
+
+
 def _nothing(wanted: Wanted, values: Tensor) -> Sums:
     """Before the first row. values: [R, U, P], such as it will have"""
     units = values.shape[1]
@@ -316,15 +331,10 @@ class Folding:
         if label in self.sums:
             # those of a resumed run come from the CPU
             return rebuild(self.sums[label], lambda x: x.to(values.device) if isinstance(x, Tensor) else x)
-        count = len(self.sums)
         units = values.shape[1]
-        if count == MOST_LABELS or (count + 1) * self.wanted.size(units) > MOST_BYTES:
-            needed = (count + 1) * self.wanted.size(units)
-            raise ValueError(
-                f"by: label: {count + 1:,} labels of {units:,} units take {needed:,} bytes, at most "
-                f"{MOST_LABELS:,} labels and {MOST_BYTES:,} bytes are held: select some units by `index`, or "
-                "ask for less in `of`"
-            )
+        too_many = labels_refused(len(self.sums) + 1, units, self.wanted.size(units))
+        if label and too_many:
+            raise ValueError(f"by: label: {too_many}")
         return _nothing(self.wanted, values)
 
     def state_dict(self) -> dict[str, Any]:

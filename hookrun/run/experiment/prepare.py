@@ -197,7 +197,7 @@ def _check_plan(task: ModelTask, parts: Parts, plan: Plan) -> list[str]:
     if parts.leftover:
         parts.add(leftover_problems(plan, parts.leftover))
     parts.add(row_problems(plan, limit, trains=task.trains), of_hooks=True)
-    parts.add(label_problems(plan, info.target), of_hooks=True)
+    parts.add(label_problems(plan, info), of_hooks=True)
     clauses = [(getattr(task, "tokens", None), "task")]
     for hook in parts.experiment.hooks.hooks:
         # a hook with a schedule may not see the samples

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from hookrun import data
 from hookrun.data import Split
-from hookrun.data.info import TensorInfo
+from hookrun.data.info import DataInfo
 from hookrun.data.tokens import AMBIGUOUS
 from hookrun.engine.prove.trial import Plan
 from hookrun.engine.spec.tokens import Tokens
+from hookrun.engine.values.folding import labels_refused
 from hookrun.errors import Problem, listed
 from hookrun.run.experiment.run_values import Rows
 from hookrun.run.experiment.settings import Settings
@@ -58,15 +59,24 @@ def row_problems(plan: Plan, samples: int | None, *, trains: bool) -> Iterator[P
                     )
 
 
-def label_problems(plan: Plan, target: TensorInfo | None) -> Iterator[Problem]:
-    """A problem for each hook that needs the label of each sample, if the targets of the data are not labels."""
-    if target is not None and not target.shape and not target.dtype.is_floating_point:
-        return
+def label_problems(plan: Plan, info: DataInfo) -> Iterator[Problem]:
+    """A problem for each hook that needs the label of each sample, if the data has none, or more than it can hold."""
+    target = info.target
     there = "no targets that are one tensor" if target is None else f"targets of another form, {target}"
+    has_labels = target is not None and not target.shape and not target.dtype.is_floating_point
     for hook in plan.hooks:
-        if hook.spec.action.by_label:
+        where = f"{hook.spec.where}.by"
+        if not hook.spec.action.by_label:
+            continue
+        if not has_labels:
             what = f"the data set does not have a label for each sample: it has {there}"
-            yield Problem(f"{hook.spec.where}.by", what, "leave `by` out, or use a data set of classes")
+            yield Problem(where, what, "leave `by` out, or use a data set of classes")
+            continue
+        for match in hook.matches:
+            if match.held is not None and info.num_classes is not None:
+                too_many = labels_refused(info.num_classes, *match.held)
+                if too_many:
+                    yield Problem(where, f"on {match.path or '(root)'}: {too_many}")
 
 
 def missing_spans(

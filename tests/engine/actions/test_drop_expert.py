@@ -192,6 +192,36 @@ def test_a_module_without_indices_is_refused() -> None:
     assert "action: scale, factor: 0" in text
 
 
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"indices": "shares"}, "indices: 'shares' is float32 [2, 3, 2]: expected whole numbers [tokens, k]"),
+        ({"weights": "[0]"}, "weights: '[0]' is float32 [2, 3, 4]: expected whole"),
+        (
+            {"indices": "shares", "weights": "chosen"},
+            "indices: 'shares' is float32 [2, 3, 2] and weights: 'chosen' is int64 [2, 3, 2]: expected whole",
+        ),
+    ],
+)
+def test_a_tensor_that_is_named_wrongly_is_refused(keys: dict[str, Any], said: str) -> None:
+    model, x = small()
+    assert said in mistake(model, dropping(0, **keys), x)
+
+
+def test_more_chosen_experts_than_there_are_are_refused() -> None:
+    class Masked(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.experts((x > 0).long(), x)[1]
+
+    model = Masked()
+    model.experts = Passing()
+    for count, is_refused in ((4, False), (3, True)):
+        model.experts.num_experts = count
+        spec = dropping(1, indices="[0]")
+        text = mistake(model, spec, torch.rand(3, 4)) if is_refused else plan_of(model, spec, torch.rand(3, 4))
+        assert ("k at most the number of experts" in text) == is_refused
+
+
 def test_several_possible_tensors_must_be_named() -> None:
     class Twice(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

@@ -263,3 +263,18 @@ def test_a_fold_by_label_needs_a_label_for_each_sample(refused) -> None:
         "+hooks.units={select: blocks.0.mlp.act, hook: forward, action: fold, tokens: all, by: label}",
     )
     assert "hooks.units.by: the data set does not have a label for each sample" in says
+
+
+def test_a_fold_of_too_many_labels_is_refused(refused) -> None:
+    says = refused(
+        *("data=digits", "model=mlp", "model.args.hidden=[3000]"),
+        "+hooks.units={select: layers.0, hook: forward, action: fold, of: cov, by: label}",
+    )
+    assert "hooks.units.by: on layers.0: 10 labels of 3,000 units take 720,240,000 bytes, at most" in says
+
+
+def test_the_plan_says_how_many_labels_fit() -> None:
+    hook = {"select": "0", "hook": "forward", "action": "fold", "of": "cov", "by": "label"}
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3000))
+    plan = hookrun.compile({"units": hook}, model, example=((torch.ones(4, 2),), {}))
+    assert "holds 72 MB for each label, at most 7 labels, on 0" in str(plan)
