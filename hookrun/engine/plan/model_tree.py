@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import chain
@@ -20,11 +20,14 @@ from hookrun.engine.actions.base import was_added
 from hookrun.engine.actions.own_parameters import LAZY
 from hookrun.engine.plan.attention_points import POINTS, lacks_points
 from hookrun.engine.plan.plan import Match
+from hookrun.engine.plan.points import Point, point_path
 from hookrun.engine.spec.hook import HookSpec
 from hookrun.engine.spec.selector import Names, Node, Selector, Tree
 from hookrun.engine.spec.selector.tree import ancestors
 from hookrun.engine.values.private_names import require
 from hookrun.errors import Problem, listed, misnamed, shortened
+
+NO_POINTS: Mapping[nn.Module, Sequence[nn.Module]] = {}
 
 
 class Unhookable(NamedTuple):
@@ -73,14 +76,18 @@ def unhookable_model(model: nn.Module) -> Unhookable | None:
     return None if is_scripted(model) else unhookable(model)
 
 
-def children_first(module: nn.Module) -> Iterator[nn.Module]:
+def children_first(
+    module: nn.Module, points: Mapping[nn.Module, Sequence[nn.Module]] = NO_POINTS
+) -> Iterator[nn.Module]:
     """The modules in the order of `Module.apply`, a shared one once for each parent.
 
     A model may define methods `apply` and `children` of its own, which mean something else.
+
+    points: those that hooks add at a module, which are called within its call
     """
-    for child in module._modules.values():
+    for child in (*module._modules.values(), *points.get(module, ())):
         if child is not None:
-            yield from children_first(child)
+            yield from children_first(child, points)
     yield module
 
 
@@ -130,6 +137,7 @@ class ModelNames:
     added:  first path of a module -> names of parameters that hooks will add
     added_by: name of a hook -> those that it adds to each of its modules
     frozen: names of the parameters that hooks will freeze
+    without_points: name of a hook -> why it adds no points
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -140,6 +148,7 @@ class ModelNames:
         self.added = defaultdict[str, list[str]](list)
         self.added_by = dict[str, list[str]]()
         self.frozen = set[str]()
+        self.without_points = dict[str, str]()
         # of parameters, of readings; reset when a planned hook adds parameters
         self._trees = dict[bool, Tree]()
 
@@ -261,7 +270,8 @@ class ModelNames:
         if not on_parameters:
             module = self.modules[path]
             names = self._names[id(module)]
-            return Match(path, tuple(names), class_name(module), self.tree.nodes[path].parameters)
+            size = 0 if path in self.tree.points else self.tree.nodes[path].parameters
+            return Match(path, tuple(names), class_name(module), size)
         container, _, last = path.rpartition(".")
         owner = self.modules[container]
         parameter = self.parameters.get(path)
@@ -307,6 +317,22 @@ class ModelNames:
                     if chosen is None or last in chosen:
                         self.frozen.update(self._names.get(id(parameter), ()))
 
+    def add_points(self, spec: HookSpec, matches: Iterable[Match]) -> None:
+        """Add what the action of a planned hook adds at its modules, for the hooks that select it."""
+        points = dict(self.tree.points)
+        for match in matches:
+            for name in spec.action.points:
+                path = point_path(match.path, spec.name, name)
+                point = self.modules[path] = Point()
+                self._names[id(point)] = [point_path(each, spec.name, name) for each in match.names]
+                points[path] = f"{spec.name}.{name}"
+        self.tree = replace(self.tree, points=points)
+
+    def hooks_adding(self, matches: Iterable[Match]) -> set[str]:
+        """The names of the hooks that add those of the matches that are points."""
+        points = self.tree.points
+        return {points[match.path].partition(".")[0] for match in matches if match.path in points}
+
     @cached_property
     def unhookable(self) -> Mapping[int, Unhookable]:
         """id of a module -> why hooks on it would never fire; found in the whole model."""
@@ -341,7 +367,8 @@ class ModelNames:
     def _all_names(self, on_parameters: bool) -> Names:
         classes = tuple(set(map(class_name, self.model.modules())))
         parameters = tuple(self.parameters) if on_parameters else ()
-        return Names(tuple(self.modules), parameters, classes)
+        points = tuple(dict.fromkeys(self.tree.points.values()))
+        return Names(tuple(self.modules), parameters, classes, points, self.without_points)
 
     def nearest(self, selector: Selector, on_parameters: bool) -> str:
         """A hint with what a selector that matches nothing finds beside it, or the names closest to it."""

@@ -14,6 +14,7 @@ from hookrun.engine.actions.own_parameters import OnOwnParameters
 from hookrun.engine.actions.user_code import added_names, checked, untrainable
 from hookrun.engine.actions.values import (
     FileValue,
+    FolderValue,
     InlineFunction,
     InlineTensor,
     OutsideValue,
@@ -62,18 +63,35 @@ def resolve(spec: Spec, model: nn.Module, values: Values | None = None) -> tuple
     values = values or NoValues()
     # the sort is stable: equal priorities keep declaration order
     hooks = sorted((hook for hook in spec.hooks if hook.keys.enabled), key=lambda hook: hook.keys.priority)
+    names.without_points = {hook.name: _why_without_points(hook) for hook in spec.hooks}
     mistakes = {hook.name: Mistakes() for hook in hooks}
     planned = dict[str, PlannedHook]()
     for hook in sorted(hooks, key=_resolved_first):
         planned[hook.name] = _resolve_hook(hook, names, values, planned, mistakes[hook.name])
-    fitting = list[PlannedHook]()
+    fitting = dict[str, PlannedHook]()
     problems = list[Problem]()
+    before = set[str]()
     for hook in hooks:
+        adding = names.hooks_adding(planned[hook.name].matches)
+        for name in adding - before:
+            what = f"the hook {name!r}, which adds it, fires after this one"
+            hint = "declare that hook before this one, or give it a lower priority"
+            mistakes[hook.name].add([Problem(f"{hook.where}.select", what, hint)])
+        before.add(hook.name)
         problems += mistakes[hook.name].problems
-        if not mistakes[hook.name].problems:
-            fitting.append(planned[hook.name])
-    plan = ResolvedPlan(class_name(model), tuple(fitting), spec.seed, runs=values.used_runs(spec))
+        if not mistakes[hook.name].problems and adding <= fitting.keys():
+            fitting[hook.name] = planned[hook.name]
+    plan = ResolvedPlan(class_name(model), tuple(fitting.values()), spec.seed, runs=values.used_runs(spec))
     return plan, problems
+
+
+def _why_without_points(hook: HookSpec) -> str:
+    """Why a hook adds nothing that could be selected, or that nothing is known of it yet."""
+    if not hook.keys.enabled:
+        return f"the hook {hook.name!r} is disabled: set hooks.{hook.name}.enabled to true"
+    if not hook.action.points:
+        return f"the hook {hook.name!r}, {hook.action.action_name}, adds nothing that could be selected"
+    return f"the hook {hook.name!r} adds it to no module before this hook"
 
 
 def names_under(spec: Spec, model: nn.Module) -> ModelNames:
@@ -88,10 +106,19 @@ def names_under(spec: Spec, model: nn.Module) -> ModelNames:
 
 
 def _resolved_first(hook: HookSpec) -> tuple[bool, ...]:
-    """A sort key: first hooks that run at installation, then those on modules: adding parameters, captures, others."""
+    """A sort key: first hooks that run at installation, then those on modules.
+
+    Of these come first those that add parameters, then those that add points, captures, and others.
+    """
     kind = hook.hook_type
     adds = hook.action.adds(hook.name) is not None
-    return kind.phase != "installation", kind.on_parameters, not adds, not hook.action.captures
+    return (
+        kind.phase != "installation",
+        kind.on_parameters,
+        not adds,
+        not hook.action.points,
+        not hook.action.captures,
+    )
 
 
 def _resolve_hook(
@@ -114,6 +141,11 @@ def _resolve_hook(
     tokenizer, texts = _tokens(spec, names.model, values, mistakes)
     if not mistakes.problems:
         names.plan_effects(spec, matches, code.parameters)
+    if (
+        spec.action.points and matches
+    ):  # also of a hook with mistakes, so that hooks there have none because of it
+        names.add_points(spec, matches)
+        del names.without_points[spec.name]
     return PlannedHook(
         spec,
         matches,
@@ -202,7 +234,7 @@ def _read_values(
 
 
 def _read(
-    value: FileValue | RunValue | RunFaults | PassValue | InlineTensor | InlineFunction,
+    value: FileValue | FolderValue | RunValue | RunFaults | PassValue | InlineTensor | InlineFunction,
     spec: HookSpec,
     places: Places,
     values: Values,
@@ -275,7 +307,8 @@ def _heads(
     unknown = list[str]()
     for match in matches:
         shown = match.path or "(root)"
-        counted = head_count(names.model, match.path, heads)
+        is_point = match.path in names.tree.points and heads.count is None
+        counted = None if is_point else head_count(names.model, match.path, heads)
         if counted is None:
             unknown.append(shown)
             continue
@@ -568,6 +601,10 @@ def _why_unfit(spec: HookSpec, match: Match, names: ModelNames, added: Collectio
     """Why the match cannot have the hook, or None."""
     kind = spec.hook_type
     action = spec.action
+    if match.path in names.tree.points and action.acts_on_call:
+        return "it acts on the call of a module, and this is a value within the call: use replace or scale"
+    if match.path in names.tree.points and (added or action.adds(spec.name)):
+        return "it adds parameters, and this is a value, which has none: add them to a module"
     owner = names.owner_of(match.path) if kind.on_parameters else names.modules[match.path]
     only_values = kind.sees_batch and not action.acts_on_call and not added and not action.adds(spec.name)
     if is_scripted(owner) and not only_values:
