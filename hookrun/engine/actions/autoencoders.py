@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from hookrun.engine.trust.callables import tensor_digest
-from hookrun.errors import listed
+from hookrun.errors import listed, shortened
 
 if TYPE_CHECKING:
-    from torch import Tensor, dtype
+    from torch import Tensor
 
 BIASES: Mapping[str, tuple[str, ...]] = {
     "standard": ("b_enc",),
@@ -22,33 +22,22 @@ BIASES: Mapping[str, tuple[str, ...]] = {
     "jumprelu": ("b_enc", "threshold"),
     "gated": ("b_gate", "b_mag", "r_mag"),
 }
-"""The architectures that are read -> the names of their tensors [d_sae]."""
+"""Architecture -> the names of its tensors [d_sae]."""
 
-_FOLD = "fold it into the weights in SAELens (sae.{0}), and save the autoencoder again"
+_FACTORS = ("scaling_factor", "finetuning_scaling_factor")
+"""Tensors of earlier versions, which wrote them also where nothing was scaled."""
+
 _UNREAD = {
-    "expected_average_only_in": _FOLD.format("fold_activation_norm_scaling_factor(factor)"),
-    "covariance_whitening": _FOLD.format("fold_activation_whitening(...)"),
+    "expected_average_only_in": "norm_scaling_factor(factor)",
+    "covariance_whitening": "whitening(...)",
 }
-"""Normalisations by numbers that the folder does not hold -> what to do."""
+"""Normalisations by numbers that the folder does not hold -> what puts them into the weights."""
+
+_RENAMED = {"activation_fn_str": "activation_fn", "hook_point": "hook_name"}
 
 _EPSILON = 1e-5
 
 Size = Annotated[int, Field(ge=1, le=10**8)]
-
-
-def _normalisation(raw: Any) -> Any:
-    """Earlier versions wrote true, false or null."""
-    if raw is None or isinstance(raw, bool):
-        raw = "expected_average_only_in" if raw else "none"
-    if isinstance(raw, str) and raw in _UNREAD:
-        raise ValueError(
-            f"normalize_activations is {raw}, by numbers that the folder does not hold: {_UNREAD[raw]}"
-        )
-    return raw
-
-
-def _dtype_name(raw: Any) -> Any:
-    return raw.removeprefix("torch.") if isinstance(raw, str) else raw
 
 
 class AutoencoderConfig(BaseModel):
@@ -60,68 +49,49 @@ class AutoencoderConfig(BaseModel):
     hook_name:   where it was trained, in TransformerLens's names
     """
 
-    model_config = ConfigDict(strict=True, frozen=True, extra="ignore", populate_by_name=True)
+    model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
 
     architecture: Literal["standard", "topk", "jumprelu", "gated"] = "standard"
     d_in: Size
     d_sae: Size
-    dtype: Annotated[Literal["float64", "float32", "float16", "bfloat16"], BeforeValidator(_dtype_name)] = (
-        "float32"
-    )
+    dtype: Literal["float64", "float32", "float16", "bfloat16"] = "float32"
     apply_b_dec_to_input: bool = True
-    normalize_activations: Annotated[
-        Literal["none", "constant_norm_rescale", "layer_norm"], BeforeValidator(_normalisation)
-    ] = "none"
+    normalize_activations: Literal["none", "constant_norm_rescale", "layer_norm"] = "none"
     reshape_activations: Literal["none", "hook_z"] = "none"
-    activation_fn: Annotated[
-        Literal["relu", "topk"], Field(validation_alias=AliasChoices("activation_fn", "activation_fn_str"))
-    ] = "relu"
-    finetuning_scaling_factor: bool | None = None
-    k: Size | None = None
+    activation_fn: Literal["relu", "topk"] = "relu"
+    k: Size = 0
     rescale_acts_by_decoder_norm: bool = False
     hook_name: str = ""
 
     @model_validator(mode="before")
     @classmethod
-    def _of_earlier_versions(cls, raw: Any) -> Any:
-        """Where the keys stood in earlier versions, or stand now."""
-        if not isinstance(raw, dict):
-            return raw
-        new = dict(raw)
-        metadata = raw.get("metadata")
-        if isinstance(metadata, dict):
-            new.setdefault("hook_name", metadata.get("hook_name") or "")
-        name = new.setdefault("hook_name", raw.get("hook_point") or "")
-        if isinstance(name, str) and "hook_z" in name:
-            new.setdefault("reshape_activations", "hook_z")
-        arguments = raw.get("activation_fn_kwargs")
-        if isinstance(arguments, dict) and "k" in arguments:
-            new.setdefault("k", arguments["k"])
+    def _of_any_version(cls, raw: dict[str, Any]) -> dict[str, Any]:
+        """The keys as version 6 writes them, with what stands in other sections."""
+        new = {_RENAMED.get(key, key): value for key, value in raw.items()}
+        for section in ("metadata", "activation_fn_kwargs"):
+            inside = new.get(section)
+            if isinstance(inside, dict):
+                new = {**inside, **new}
+        name = new["hook_name"] = str(new.get("hook_name") or "")
+        new.setdefault("reshape_activations", "hook_z" if "hook_z" in name else "none")
+        new["dtype"] = str(new.get("dtype", "float32")).removeprefix("torch.")
+        if new.get("activation_fn") == "topk":
+            new["architecture"] = "topk"
+        kind = new.get("normalize_activations")
+        if kind is None or isinstance(kind, bool):  # true, false and null of earlier versions
+            kind = new["normalize_activations"] = "expected_average_only_in" if kind else "none"
+        if isinstance(kind, str) and kind in _UNREAD:
+            raise ValueError(
+                f"normalize_activations is {kind}, by numbers that the folder does not hold: put them into the weights "
+                f"in SAELens, sae.fold_activation_{_UNREAD[kind]}, and save it again"
+            )
         return new
 
     @model_validator(mode="after")
-    def _is_consistent(self) -> AutoencoderConfig:
-        if self.activation_fn == "topk" and self.architecture not in ("standard", "topk"):
-            raise ValueError(
-                f"activation_fn is topk, which does not go with architecture {self.architecture}"
-            )
-        if self.keeps_largest and (self.k is None or self.k > self.d_sae):
-            raise ValueError(f"k is {self.k}, expected how many of the {self.d_sae} features are kept")
+    def _keeps_some(self) -> AutoencoderConfig:
+        if self.architecture == "topk" and not 1 <= self.k <= self.d_sae:
+            raise ValueError(f"k is {self.k}, expected how many of the {self.d_sae} features topk keeps")
         return self
-
-    @property
-    def keeps_largest(self) -> bool:
-        """Whether it is of the architecture topk; earlier versions named the activation function only."""
-        return "topk" in (self.architecture, self.activation_fn)
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Name of each tensor -> its shape."""
-        shapes: dict[str, tuple[int, ...]] = {
-            "W_enc": (self.d_in, self.d_sae),
-            "W_dec": (self.d_sae, self.d_in),
-            "b_dec": (self.d_in,),
-        }
-        return shapes | dict.fromkeys(BIASES[self.architecture], (self.d_sae,))
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,43 +112,26 @@ class Autoencoder:
         import torch
 
         given = dict(tensors)
-        factor = given.pop("finetuning_scaling_factor", None)
-        factor = given.pop("scaling_factor", factor)
-        shapes = config.shapes()
-        found = {name: tuple(tensor.shape) for name, tensor in given.items()}
+        for name in _FACTORS:
+            if name in given and bool((given[name] == 1).all()):
+                del given[name]
+        width, count = config.d_in, config.d_sae
+        shapes = {"W_enc": [width, count], "W_dec": [count, width], "b_dec": [width]}
+        shapes |= {name: [count] for name in BIASES[config.architecture]}
+        found = {name: list(tensor.shape) for name, tensor in given.items()}
         if found != shapes:
             raise ValueError(
-                f"found {_listed_shapes(found)}; cfg.json says {config.architecture} with d_in {config.d_in} and "
-                f"d_sae {config.d_sae}, which has {_listed_shapes(shapes)}"
+                f"found {_listed_shapes(found)}; with d_in {width} and d_sae {count} the architecture "
+                f"{config.architecture} has {_listed_shapes(shapes)}"
             )
-        if factor is not None and not bool((factor == 1).all()):
-            if not config.finetuning_scaling_factor or tuple(factor.shape) != (config.d_sae,):
-                raise ValueError(
-                    f"found a scaling_factor {list(factor.shape)} and finetuning_scaling_factor: "
-                    f"{config.finetuning_scaling_factor}, expected one factor for each feature and true"
-                )
-            given["W_dec"] = factor.unsqueeze(1) * given["W_dec"]
-        computing = getattr(torch, config.dtype)
         digests = list[str]()
         for name, tensor in sorted(given.items()):
-            if not tensor.is_floating_point():
-                raise ValueError(f"{name} is of {tensor.dtype}, expected floating-point numbers")
-            given[name] = tensor.to(computing)
-            if not bool(given[name].isfinite().all()):
-                raise ValueError(f"{name} holds numbers that are not finite in {config.dtype}")
+            given[name] = tensor.to(getattr(torch, config.dtype))
+            if not tensor.is_floating_point() or not bool(given[name].isfinite().all()):
+                raise ValueError(f"{name}, of {tensor.dtype}, holds no finite numbers of {config.dtype} only")
             digests.append(tensor_digest(given[name]))
-        content = json.dumps([config.model_dump(), digests], sort_keys=True)
+        content = json.dumps([config.model_dump(), digests])
         return cls(config, given, hashlib.sha256(content.encode()).hexdigest())
-
-    @property
-    def dtype(self) -> dtype:
-        """In which it computes."""
-        return self.tensors["W_enc"].dtype
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """That of W_enc: [d_in, d_sae]."""
-        return tuple(self.tensors["W_enc"].shape)
 
     def encode(self, x: Tensor, weights: Mapping[str, Tensor]) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         """The features [..., d_sae] of vectors [..., d_in], and a function from features to a tensor like x.
@@ -189,7 +142,7 @@ class Autoencoder:
         normal, undo = self._normalised(flat)
         if self.config.apply_b_dec_to_input:
             normal = normal - weights["b_dec"]
-        features = self._activated(normal @ weights["W_enc"], weights)
+        features = self._activated(normal, weights)
 
         def decode(features: Tensor) -> Tensor:
             if self.config.rescale_acts_by_decoder_norm:
@@ -224,15 +177,16 @@ class Autoencoder:
                 return centred / (deviation + _EPSILON), lambda decoded: decoded * deviation + mean
         return x, lambda decoded: decoded
 
-    def _activated(self, product: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-        """The features from x @ W_enc."""
+    def _activated(self, x: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+        """The features of normalised vectors; in the order of SAELens's operations, so that they round alike."""
         if self.config.architecture == "gated":
-            is_open = product + weights["b_gate"] > 0
-            return is_open * (product * weights["r_mag"].exp() + weights["b_mag"]).relu()
-        before = product + weights["b_enc"]
+            is_open = x @ weights["W_enc"] + weights["b_gate"] > 0
+            magnitudes = x @ (weights["W_enc"] * weights["r_mag"].exp()) + weights["b_mag"]
+            return is_open * magnitudes.relu()
+        before = x @ weights["W_enc"] + weights["b_enc"]
         if self.config.architecture == "jumprelu":
             return before.relu() * (before > weights["threshold"])
-        if not self.config.keeps_largest:
+        if self.config.architecture == "standard":
             return before.relu()
         if self.config.rescale_acts_by_decoder_norm:
             before = before * weights["W_dec"].norm(dim=-1)
@@ -240,5 +194,5 @@ class Autoencoder:
         return before.new_zeros(before.shape).scatter(-1, largest.indices, largest.values.relu())
 
 
-def _listed_shapes(shapes: Mapping[str, tuple[int, ...]]) -> str:
-    return listed([f"{name} {list(shape)}" for name, shape in sorted(shapes.items())], 8)
+def _listed_shapes(shapes: Mapping[str, list[int]]) -> str:
+    return listed([f"{shortened(name)} {shape}" for name, shape in sorted(shapes.items())], 8)

@@ -55,13 +55,14 @@ class SparseAutoencoder(Action):
         import torch
 
         autoencoder, weights_for = site.folder("weights")
+        dtype = getattr(torch, autoencoder.config.dtype)
         features_point = site.point("features")
         error_point = site.point("error") if self.error else None
 
         def reconstruct(x: Tensor) -> Tensor:
             require_real(x)
             with torch.autocast(x.device.type, enabled=False):
-                wide = x.to(autoencoder.dtype)
+                wide = x.to(dtype)
                 features, decode = autoencoder.encode(wide, weights_for(wide))
                 edited = features_point(features)
                 decoded = decode(edited)

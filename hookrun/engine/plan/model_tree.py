@@ -19,8 +19,8 @@ from torch.nn.utils.parametrize import ParametrizationList
 from hookrun.engine.actions.base import was_added
 from hookrun.engine.actions.own_parameters import LAZY
 from hookrun.engine.plan.attention_points import POINTS, lacks_points
-from hookrun.engine.plan.plan import Match
-from hookrun.engine.plan.points import Point, point_path
+from hookrun.engine.plan.plan import Match, PlannedHook
+from hookrun.engine.plan.points import Point
 from hookrun.engine.spec.hook import HookSpec
 from hookrun.engine.spec.selector import Names, Node, Selector, Tree
 from hookrun.engine.spec.selector.tree import ancestors
@@ -137,7 +137,6 @@ class ModelNames:
     added:  first path of a module -> names of parameters that hooks will add
     added_by: name of a hook -> those that it adds to each of its modules
     frozen: names of the parameters that hooks will freeze
-    without_points: name of a hook -> why it adds no points
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -148,7 +147,6 @@ class ModelNames:
         self.added = defaultdict[str, list[str]](list)
         self.added_by = dict[str, list[str]]()
         self.frozen = set[str]()
-        self.without_points = dict[str, str]()
         # of parameters, of readings; reset when a planned hook adds parameters
         self._trees = dict[bool, Tree]()
 
@@ -317,21 +315,18 @@ class ModelNames:
                     if chosen is None or last in chosen:
                         self.frozen.update(self._names.get(id(parameter), ()))
 
-    def add_points(self, spec: HookSpec, matches: Iterable[Match]) -> None:
+    def add_points(self, hook: PlannedHook) -> None:
         """Add what the action of a planned hook adds at its modules, for the hooks that select it."""
-        points = dict(self.tree.points)
-        for match in matches:
-            for name in spec.action.points:
-                path = point_path(match.path, spec.name, name)
-                point = self.modules[path] = Point()
-                self._names[id(point)] = [point_path(each, spec.name, name) for each in match.names]
-                points[path] = f"{spec.name}.{name}"
-        self.tree = replace(self.tree, points=points)
+        for path, place in hook.points.items():
+            added = path.removeprefix(place)
+            self.tree.points[path] = f"hook{added}"  # made before the points are among the modules
+            self.modules[path] = point = Point()
+            self._names[id(point)] = [name + added for name in self._names[id(self.modules[place])]]
 
     def hooks_adding(self, matches: Iterable[Match]) -> set[str]:
         """The names of the hooks that add those of the matches that are points."""
-        points = self.tree.points
-        return {points[match.path].partition(".")[0] for match in matches if match.path in points}
+        points = [self.tree.points[match.path] for match in matches if match.path in self.tree.points]
+        return {point.removeprefix("hook:").partition(".")[0] for point in points}
 
     @cached_property
     def unhookable(self) -> Mapping[int, Unhookable]:
@@ -368,7 +363,7 @@ class ModelNames:
         classes = tuple(set(map(class_name, self.model.modules())))
         parameters = tuple(self.parameters) if on_parameters else ()
         points = tuple(dict.fromkeys(self.tree.points.values()))
-        return Names(tuple(self.modules), parameters, classes, points, self.without_points)
+        return Names(tuple(self.modules), parameters, classes, points)
 
     def nearest(self, selector: Selector, on_parameters: bool) -> str:
         """A hint with what a selector that matches nothing finds beside it, or the names closest to it."""

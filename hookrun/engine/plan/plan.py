@@ -138,12 +138,12 @@ class PlannedHook(Completed):
         return points
 
     def batch_of_points(self) -> dict[str, Followers]:
-        """Path of each point -> its batch dimension, that of the tensor that the action is given as a whole."""
+        """Path of each point -> its batch dimension: that of the action's tensor, and none if that is a part."""
         followers = dict[str, Followers]()
         for point, path in self.points.items():
             dims = self.batch_of(path)
-            if dims.is_uniform and not self.spec.acts_on_part:
-                dim = dims.of("")
+            if dims.is_uniform:
+                dim = None if self.spec.acts_on_part else dims.of("")
                 followers[point] = {"": () if dim is None else (dim,)}
         return followers
 

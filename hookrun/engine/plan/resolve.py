@@ -63,35 +63,29 @@ def resolve(spec: Spec, model: nn.Module, values: Values | None = None) -> tuple
     values = values or NoValues()
     # the sort is stable: equal priorities keep declaration order
     hooks = sorted((hook for hook in spec.hooks if hook.keys.enabled), key=lambda hook: hook.keys.priority)
-    names.without_points = {hook.name: _why_without_points(hook) for hook in spec.hooks}
     mistakes = {hook.name: Mistakes() for hook in hooks}
     planned = dict[str, PlannedHook]()
     for hook in sorted(hooks, key=_resolved_first):
         planned[hook.name] = _resolve_hook(hook, names, values, planned, mistakes[hook.name])
+        names.add_points(
+            planned[hook.name]
+        )  # of a hook with mistakes, too: those that select them have none by it
     fitting = dict[str, PlannedHook]()
     problems = list[Problem]()
-    before = set[str]()
+    later = {hook.name for hook in hooks}
     for hook in hooks:
+        later.remove(hook.name)
         adding = names.hooks_adding(planned[hook.name].matches)
-        for name in adding - before:
+        for name in adding & later:
             what = f"the hook {name!r}, which adds it, fires after this one"
             hint = "declare that hook before this one, or give it a lower priority"
             mistakes[hook.name].add([Problem(f"{hook.where}.select", what, hint)])
-        before.add(hook.name)
-        problems += mistakes[hook.name].problems
-        if not mistakes[hook.name].problems and adding <= fitting.keys():
+        wrong = mistakes[hook.name].problems
+        problems += wrong
+        if not wrong and adding.isdisjoint(planned.keys() - fitting.keys()):
             fitting[hook.name] = planned[hook.name]
     plan = ResolvedPlan(class_name(model), tuple(fitting.values()), spec.seed, runs=values.used_runs(spec))
     return plan, problems
-
-
-def _why_without_points(hook: HookSpec) -> str:
-    """Why a hook adds nothing that could be selected, or that nothing is known of it yet."""
-    if not hook.keys.enabled:
-        return f"the hook {hook.name!r} is disabled: set hooks.{hook.name}.enabled to true"
-    if not hook.action.points:
-        return f"the hook {hook.name!r}, {hook.action.action_name}, adds nothing that could be selected"
-    return f"the hook {hook.name!r} adds it to no module before this hook"
 
 
 def names_under(spec: Spec, model: nn.Module) -> ModelNames:
@@ -141,11 +135,6 @@ def _resolve_hook(
     tokenizer, texts = _tokens(spec, names.model, values, mistakes)
     if not mistakes.problems:
         names.plan_effects(spec, matches, code.parameters)
-    if (
-        spec.action.points and matches
-    ):  # also of a hook with mistakes, so that hooks there have none because of it
-        names.add_points(spec, matches)
-        del names.without_points[spec.name]
     return PlannedHook(
         spec,
         matches,
