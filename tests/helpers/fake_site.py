@@ -83,6 +83,12 @@ class FakeSite:
         exact = scalars(value)
         return lambda like: exact.get(like.dtype, value)
 
+    def folder(self, field: str) -> Any:
+        raise NotImplementedError  # read for a real site only
+
+    def point(self, name: str) -> nn.Module:
+        return nn.Identity()
+
     def number(self, field: str) -> Callable[[], float]:
         given = getattr(self.action, field)
         return lambda: float(given)

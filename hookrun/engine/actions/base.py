@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 from hookrun.engine.actions.fields import Meaning
 from hookrun.engine.actions.values import (
     FileValue,
+    FolderValue,
     InlineFunction,
     InlineTensor,
     OutsideValue,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor
     from torch.nn import Module
 
+    from hookrun.engine.actions.autoencoders import Autoencoder
     from hookrun.engine.actions.fields import Keep
     from hookrun.engine.actions.rules import Rules
     from hookrun.engine.actions.values import InlineFunction
@@ -185,8 +187,8 @@ class Action(Section):
     def taken(self, value: Any, module: Module) -> Mapping[str, Tensor] | None:
         """What a plan says of each tensor that the action looks for in a value -> the tensor; None: it takes all.
 
-        With the scope `together` it gets these only, in the value's order, and returns None for one that stays. Raises
-        Absent if they are not there.
+        An edit gets these only; with the scope `together` in the value's order, and it returns None for one that stays.
+        Raises Absent if they are not there.
         """
         return None
 
@@ -194,6 +196,14 @@ class Action(Section):
     def not_in_graph(self) -> str | None:
         """Why a compiled graph cannot contain an observer, as the rest of a sentence; None: it has `halves`."""
         return "passes values to Python at each firing, which breaks the graph"
+
+    @property
+    def points(self) -> tuple[str, ...]:
+        """The names of values within its computation that other hooks can select: ``hook:NAME.POINT``.
+
+        Their first dimensions, such as the batch, are those of the tensor that the action is given.
+        """
+        return ()
 
     @property
     def any_dtype(self) -> bool:
@@ -303,9 +313,11 @@ class Action(Section):
 
     def outside_values(
         self,
-    ) -> dict[str, FileValue | RunValue | RunFaults | PassValue | InlineTensor | InlineFunction]:
+    ) -> dict[
+        str, FileValue | FolderValue | RunValue | RunFaults | PassValue | InlineTensor | InlineFunction
+    ]:
         """The fields whose values come from files, runs or other hooks, or were passed as Python objects."""
-        kinds = FileValue | RunValue | RunFaults | PassValue | InlineTensor | InlineFunction
+        kinds = FileValue | FolderValue | RunValue | RunFaults | PassValue | InlineTensor | InlineFunction
         functions = self.own_functions()
         return {field: value for field, value in self if isinstance(value, kinds) and field not in functions}
 
@@ -394,6 +406,12 @@ class ActionValues(Protocol):
         ValueError of `prepare` is raised when the hook fires.
         """
 
+    def folder(self, field: str) -> tuple[Autoencoder, Callable[[Tensor], Mapping[str, Tensor]]]:
+        """What was read from the folder in `field`, and a function that gives its tensors by name.
+
+        They are in the dtype and on the device of the function's argument.
+        """
+
 
 class ActionDraws(Protocol):
     """Random numbers: the same ones in every run of the experiment."""
@@ -480,6 +498,9 @@ class ActionModule(Protocol):
 
     before: Tensor | None
     """A copy of that parameter, while the hook fires."""
+
+    def point(self, name: str) -> Module:
+        """The module of one of the action's `points`: called with a tensor, it gives what hooks there make of it."""
 
     def function(self, field: str) -> Trusted | InlineFunction:
         """The user's own function that `field` names."""

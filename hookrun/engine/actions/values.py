@@ -314,6 +314,18 @@ class RunValue(OutsideValue):
         return f"{rows} of {self.capture}/{module}{self.path or ''} in {self.run}"
 
 
+class FolderValue(Section):
+    """What a folder holds: a configuration, cfg.json, and tensors.
+
+    folder: its path; a relative one is below the folder in which the program was started
+    """
+
+    folder: str
+
+    def __str__(self) -> str:
+        return self.folder
+
+
 class PassValue(Section):
     """What a capture hook has seen earlier in the same forward of the model, with its graph: gradients flow into it.
 

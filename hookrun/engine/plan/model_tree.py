@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import chain
@@ -19,12 +19,15 @@ from torch.nn.utils.parametrize import ParametrizationList
 from hookrun.engine.actions.base import was_added
 from hookrun.engine.actions.own_parameters import LAZY
 from hookrun.engine.plan.attention_points import POINTS, lacks_points
-from hookrun.engine.plan.plan import Match
+from hookrun.engine.plan.plan import Match, PlannedHook
+from hookrun.engine.plan.points import Point
 from hookrun.engine.spec.hook import HookSpec
 from hookrun.engine.spec.selector import Names, Node, Selector, Tree
 from hookrun.engine.spec.selector.tree import ancestors
 from hookrun.engine.values.private_names import require
 from hookrun.errors import Problem, listed, misnamed, shortened
+
+NO_POINTS: Mapping[nn.Module, Sequence[nn.Module]] = {}
 
 
 class Unhookable(NamedTuple):
@@ -73,14 +76,18 @@ def unhookable_model(model: nn.Module) -> Unhookable | None:
     return None if is_scripted(model) else unhookable(model)
 
 
-def children_first(module: nn.Module) -> Iterator[nn.Module]:
+def children_first(
+    module: nn.Module, points: Mapping[nn.Module, Sequence[nn.Module]] = NO_POINTS
+) -> Iterator[nn.Module]:
     """The modules in the order of `Module.apply`, a shared one once for each parent.
 
     A model may define methods `apply` and `children` of its own, which mean something else.
+
+    points: those that hooks add at a module, which are called within its call
     """
-    for child in module._modules.values():
+    for child in (*module._modules.values(), *points.get(module, ())):
         if child is not None:
-            yield from children_first(child)
+            yield from children_first(child, points)
     yield module
 
 
@@ -261,7 +268,8 @@ class ModelNames:
         if not on_parameters:
             module = self.modules[path]
             names = self._names[id(module)]
-            return Match(path, tuple(names), class_name(module), self.tree.nodes[path].parameters)
+            size = 0 if path in self.tree.points else self.tree.nodes[path].parameters
+            return Match(path, tuple(names), class_name(module), size)
         container, _, last = path.rpartition(".")
         owner = self.modules[container]
         parameter = self.parameters.get(path)
@@ -307,6 +315,19 @@ class ModelNames:
                     if chosen is None or last in chosen:
                         self.frozen.update(self._names.get(id(parameter), ()))
 
+    def add_points(self, hook: PlannedHook) -> None:
+        """Add what the action of a planned hook adds at its modules, for the hooks that select it."""
+        for path, place in hook.points.items():
+            added = path.removeprefix(place)
+            self.tree.points[path] = f"hook{added}"  # made before the points are among the modules
+            self.modules[path] = point = Point()
+            self._names[id(point)] = [name + added for name in self._names[id(self.modules[place])]]
+
+    def hooks_adding(self, matches: Iterable[Match]) -> set[str]:
+        """The names of the hooks that add those of the matches that are points."""
+        points = [self.tree.points[match.path] for match in matches if match.path in self.tree.points]
+        return {point.removeprefix("hook:").partition(".")[0] for point in points}
+
     @cached_property
     def unhookable(self) -> Mapping[int, Unhookable]:
         """id of a module -> why hooks on it would never fire; found in the whole model."""
@@ -341,7 +362,8 @@ class ModelNames:
     def _all_names(self, on_parameters: bool) -> Names:
         classes = tuple(set(map(class_name, self.model.modules())))
         parameters = tuple(self.parameters) if on_parameters else ()
-        return Names(tuple(self.modules), parameters, classes)
+        points = tuple(dict.fromkeys(self.tree.points.values()))
+        return Names(tuple(self.modules), parameters, classes, points)
 
     def nearest(self, selector: Selector, on_parameters: bool) -> str:
         """A hint with what a selector that matches nothing finds beside it, or the names closest to it."""

@@ -9,7 +9,15 @@ from typing import Any, Protocol
 
 from torch import Generator, Tensor, dtype
 
-from hookrun.engine.actions.values import FileValue, InlineFunction, PassValue, RunFaults, RunValue
+from hookrun.engine.actions.autoencoders import Autoencoder
+from hookrun.engine.actions.values import (
+    FileValue,
+    FolderValue,
+    InlineFunction,
+    PassValue,
+    RunFaults,
+    RunValue,
+)
 from hookrun.engine.plan.texts import DescribedData
 from hookrun.engine.spec.hook import HookSpec, Spec
 from hookrun.engine.trust.callables import tensor_digest
@@ -88,9 +96,9 @@ class FaultList:
 Found = Tensor | Rows | PendingRun
 """A value from a file or from another run: one tensor, a row for each sample, or one that is not known yet."""
 
-Source = Found | InlineFunction | PassValue | FaultList
-"""A value from a file or run, from Python (a tensor, or a function of the action's tensor), or from another hook; or a
-list of faults."""
+Source = Found | InlineFunction | PassValue | FaultList | Autoencoder
+"""A value from a file or run, from Python (a tensor, or a function of the action's tensor), or from another hook; a
+list of faults; what a folder holds."""
 
 
 def digest_of(source: Source) -> str:
@@ -107,6 +115,10 @@ def form(source: Source) -> tuple[str, int]:
             return "computed at each firing", 0
         case FaultList():
             return f"of {counted(source.count, 'fault')}", 0
+        case Autoencoder():
+            shape = [source.config.d_in, source.config.d_sae]
+            size = sum(tensor.nbytes for tensor in source.tensors.values())
+            return f"{shape} of a {source.config.architecture} autoencoder", size
     shape = tuple(source.shape)
     return str(list(shape)), math.prod(shape) * source.dtype.itemsize
 
@@ -144,7 +156,7 @@ class Values(Protocol):
     def data(self) -> DescribedData | None:
         """The data of the run; None: not known, or the data of a user's own loop."""
 
-    def read(self, value: FileValue | RunValue, places: Places) -> Mapping[str, Source]:
+    def read(self, value: FileValue | FolderValue | RunValue, places: Places) -> Mapping[str, Source]:
         """Path -> the value for that module. HookrunError if there is no such value, or it is of another model."""
 
     def faults(
@@ -168,7 +180,7 @@ class NoValues:
     of_run = False
     data = None
 
-    def read(self, value: FileValue | RunValue, places: Places) -> Mapping[str, Source]:
+    def read(self, value: FileValue | FolderValue | RunValue, places: Places) -> Mapping[str, Source]:
         """Raise HookrunError."""
         raise HookrunError(f"{value} is read by hookrun.compile: the engine alone reads no files and no runs")
 

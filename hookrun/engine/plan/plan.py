@@ -16,6 +16,7 @@ from hookrun.engine.hook_types import OUTPUT_GRAD
 from hookrun.engine.html import Completed
 from hookrun.engine.plan.batch import BatchDims, Followers
 from hookrun.engine.plan.outside import Source, UsedRun, digest_of
+from hookrun.engine.plan.points import point_path
 from hookrun.engine.spec.hook import BundleOrigin, HookSpec
 from hookrun.engine.trust.callables import Code, code_of_class
 from hookrun.engine.trust.load import Trusted
@@ -128,6 +129,25 @@ class PlannedHook(Completed):
         """The names of the parameters and buffers that it adds to each module."""
         name = self.spec.action.adds(self.spec.name)
         return [*self.new_parameters, *self.new_buffers] if name is None else [name]
+
+    @cached_property
+    def points(self) -> dict[str, str]:
+        """Path of each point that its action adds -> the path of the match at which it is."""
+        points = dict[str, str]()
+        for match in self.matches:
+            for name in self.spec.action.points:
+                points[point_path(match.path, self.spec.name, name)] = match.path
+        return points
+
+    def batch_of_points(self) -> dict[str, Followers]:
+        """Path of each point -> its batch dimension: that of the action's tensor, and none if that is a part."""
+        followers = dict[str, Followers]()
+        for point, path in self.points.items():
+            dims = self.batch_of(path)
+            if dims.is_uniform:
+                dim = None if self.spec.acts_on_part else dims.of("")
+                followers[point] = {"": () if dim is None else (dim,)}
+        return followers
 
     def batch_of(self, path: str) -> BatchDims:
         """Which dimension of what the hook sees at a match is the batch, as its `batch_dim` or the trial run says."""

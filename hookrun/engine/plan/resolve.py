@@ -14,6 +14,7 @@ from hookrun.engine.actions.own_parameters import OnOwnParameters
 from hookrun.engine.actions.user_code import added_names, checked, untrainable
 from hookrun.engine.actions.values import (
     FileValue,
+    FolderValue,
     InlineFunction,
     InlineTensor,
     OutsideValue,
@@ -66,14 +67,27 @@ def resolve(spec: Spec, model: nn.Module, values: Values | None = None) -> tuple
     planned = dict[str, PlannedHook]()
     for hook in sorted(hooks, key=_resolved_first):
         planned[hook.name] = _resolve_hook(hook, names, values, planned, mistakes[hook.name])
-    fitting = list[PlannedHook]()
+        names.add_points(
+            planned[hook.name]
+        )  # of a hook with mistakes, too: those that select them have none by it
+    fitting = dict[str, PlannedHook]()
     problems = list[Problem]()
+    later = {hook.name for hook in hooks}
     for hook in hooks:
-        problems += mistakes[hook.name].problems
-        if not mistakes[hook.name].problems:
-            fitting.append(planned[hook.name])
+        later.remove(hook.name)
+        adding = names.hooks_adding(planned[hook.name].matches)
+        for name in adding & later:
+            what = f"the hook {name!r}, which adds it, fires after this one"
+            hint = "declare that hook before this one, or give it a lower priority"
+            mistakes[hook.name].add([Problem(f"{hook.where}.select", what, hint)])
+        wrong = mistakes[hook.name].problems
+        problems += wrong
+        if not wrong and adding.isdisjoint(planned.keys() - fitting.keys()):
+            fitting[hook.name] = planned[hook.name]
     runs = values.used_runs(spec)
-    plan = ResolvedPlan(class_name(model), tuple(fitting), spec.seed, runs=runs, bundle=spec.bundle)
+    plan = ResolvedPlan(
+        class_name(model), tuple(fitting.values()), spec.seed, runs=runs, bundle=spec.bundle
+    )
     return plan, problems
 
 
@@ -89,10 +103,19 @@ def names_under(spec: Spec, model: nn.Module) -> ModelNames:
 
 
 def _resolved_first(hook: HookSpec) -> tuple[bool, ...]:
-    """A sort key: first hooks that run at installation, then those on modules: adding parameters, captures, others."""
+    """A sort key: first hooks that run at installation, then those on modules.
+
+    Of these come first those that add parameters, then those that add points, captures, and others.
+    """
     kind = hook.hook_type
     adds = hook.action.adds(hook.name) is not None
-    return kind.phase != "installation", kind.on_parameters, not adds, not hook.action.captures
+    return (
+        kind.phase != "installation",
+        kind.on_parameters,
+        not adds,
+        not hook.action.points,
+        not hook.action.captures,
+    )
 
 
 def _resolve_hook(
@@ -203,7 +226,7 @@ def _read_values(
 
 
 def _read(
-    value: FileValue | RunValue | RunFaults | PassValue | InlineTensor | InlineFunction,
+    value: FileValue | FolderValue | RunValue | RunFaults | PassValue | InlineTensor | InlineFunction,
     spec: HookSpec,
     places: Places,
     values: Values,
@@ -276,7 +299,8 @@ def _heads(
     unknown = list[str]()
     for match in matches:
         shown = match.path or "(root)"
-        counted = head_count(names.model, match.path, heads)
+        is_point = match.path in names.tree.points and heads.count is None
+        counted = None if is_point else head_count(names.model, match.path, heads)
         if counted is None:
             unknown.append(shown)
             continue
@@ -569,6 +593,10 @@ def _why_unfit(spec: HookSpec, match: Match, names: ModelNames, added: Collectio
     """Why the match cannot have the hook, or None."""
     kind = spec.hook_type
     action = spec.action
+    if match.path in names.tree.points and action.acts_on_call:
+        return "it acts on the call of a module, and this is a value within the call: use replace or scale"
+    if match.path in names.tree.points and (added or action.adds(spec.name)):
+        return "it adds parameters, and this is a value, which has none: add them to a module"
     owner = names.owner_of(match.path) if kind.on_parameters else names.modules[match.path]
     only_values = kind.sees_batch and not action.acts_on_call and not added and not action.adds(spec.name)
     if is_scripted(owner) and not only_values:

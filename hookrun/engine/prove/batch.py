@@ -222,9 +222,14 @@ class BatchRuns:
     def located(self) -> ResolvedPlan:
         """The plan with the batch dimensions of what its hooks see."""
         hooks = list[PlannedHook]()
+        of_points = dict[str, Followers]()
         for hook in self.read().hooks:
-            matches = [replace(match, batch=self._followers(hook, match.path)) for match in hook.matches]
+            matches = list[Match]()
+            for match in hook.matches:
+                followers = of_points.get(match.path, self._followers(hook, match.path))
+                matches.append(replace(match, batch=followers))
             hooks.append(replace(hook, matches=tuple(matches)))
+            of_points |= hooks[-1].batch_of_points()
         against = tuple(self._against_layout())
         unknown = self.why_unknown
         called = {path for path, _ in self._large}

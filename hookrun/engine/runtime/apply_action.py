@@ -119,6 +119,7 @@ class SiteRunner:
         other = HookSite(
             hook, site.path, site.module, site.clock, site.sink, seed, site.calls, current=site.current
         )
+        other.points = site.points
         return SiteRunner(other, for_other_ranks=self._for_other_ranks).op()
 
     def fire(self, value: Any) -> Any:
@@ -464,7 +465,7 @@ def acts_on(leaf: Any) -> bool:
 
 def taken_by(action: Action, value: Any, module: nn.Module) -> Callable[[Any], bool]:
     """A predicate: whether the action acts on a member of the value."""
-    taken = action.taken(value, module) if action.scope == "together" else None
+    taken = action.taken(value, module)
     if taken is not None:
         chosen = list(taken.values())
         return lambda leaf: any([leaf is each for each in chosen])

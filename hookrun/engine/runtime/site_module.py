@@ -39,6 +39,9 @@ class SiteModule(SitePlace):
         """Include the state of this object, which the action keeps between firings, in `state_dict`."""
         self._held.append(own)
 
+    def point(self, name: str) -> nn.Module:
+        return self.points[name]
+
     def keep_zero(self, parameter: str, choose: Callable[[Tensor], Tensor]) -> None:
         zeros = self.zeros_of(parameter)
         if self.hook_name not in zeros.chosen_by:  # another module may have the same parameter

@@ -28,6 +28,7 @@ class SitePlace:
     part:       the part of a tensor that the action acts on; None: all of it
     before:     the parameter before the optimizer's step number `before_at`, if the action reads that
     target_keys: where the target is in the value that the hook gets; None: the value itself
+    points:     the modules of the action's points, by name
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class SitePlace:
             if path in values:
                 self._values[field] = values[path]
         self.stores_rows = sink.stores_rows
+        self.points: dict[str, nn.Module] = {}
         self.reads_arguments = "args" in hook.spec.action.uses
         self.reads_before = False
         self.before: Tensor | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from hookrun.engine.actions.autoencoders import Autoencoder
 from hookrun.engine.actions.base import was_added
 from hookrun.engine.actions.user_code import on_tensor
 from hookrun.engine.actions.values import InlineFunction, OutsideValue, PassValue, Ramp, at_step
@@ -73,6 +74,11 @@ class SiteValues(SiteDraws):
             except ValueError as error:
                 return partial(_refuse, str(error))  # a trial run reports it with those of other hooks
         return self._in_form(ready)
+
+    def folder(self, field: str) -> tuple[Autoencoder, Callable[[Tensor], Mapping[str, Tensor]]]:
+        source: Autoencoder = self._values[field]
+        forms = {name: self._in_form(tensor) for name, tensor in source.tensors.items()}
+        return source, lambda like: {name: form(like) for name, form in forms.items()}
 
     def _constant(self, field: str) -> Callable[[Tensor], Tensor]:
         """A function tensor -> the field's value in its dtype and on its device; with `at: same` the part of it."""

@@ -26,6 +26,7 @@ from hookrun.engine.plan.plan import (
     uncompilable,
     unexportable,
 )
+from hookrun.engine.plan.points import Point, point_path
 from hookrun.engine.runtime.apply_action import Op, SiteRunner
 from hookrun.engine.runtime.call_stack import CallFunction, Calls, forget, with_callers
 from hookrun.engine.runtime.clock import Clock
@@ -93,6 +94,7 @@ class Wiring:
     hooked:    the hooked parameters
     wrapped:   runs their hooks in a user's own loop over several ranks; None: torch runs them
     closing:   the callbacks to run when the hooks are removed
+    points:    path -> what an action adds at a module for other hooks; it is not part of the model
 
     restored: the identities of the hooks that had changed the model when its present state was saved
     reduced:  runs the hooks on parameter gradients after they were summed over several ranks; None: torch runs them
@@ -131,14 +133,19 @@ class Wiring:
         self.wrapped: GradientsOfWrapped | None = None
         self._zeros = dict[int, KeptZero]()
         self._passing = passed_on(plan.hooks)
+        self.points: dict[str, nn.Module] = {path: Point() for hook in plan.hooks for path in hook.points}
+        self._points_at = defaultdict[nn.Module, list[nn.Module]](list)
         tracks_calls = sink.wants_calls or any(h.spec.keys.when.call is not None for h in plan.hooks)
         self._of_calls = {hook.spec.name for hook in plan.hooks if tracks_calls or _needs_calls(hook)}
 
     def install(self) -> None:
         """Register all hooks. Raises CompileError, before the first one, if the plan was made for another model."""
         model = self._model
-        modules = dict(model.named_modules(remove_duplicate=False))
+        modules = {**dict(model.named_modules(remove_duplicate=False)), **self.points}
         self._require_same_model(modules)
+        for hook in self.plan.hooks:
+            for point, path in hook.points.items():
+                self._points_at[modules[path]].append(self.points[point])
         self._run_at_installation(modules)
         if any(hook.spec.keys.tokens is not None for hook in self.plan.hooks):
             self.clock.passes = Sequences(model, self.clock.calls)
@@ -162,7 +169,9 @@ class Wiring:
             reads[module].append(read)
         if not numbers and not reads and not self._shared.ending:
             return
-        followed = with_callers(self._model, [*numbers, *reads], inner=self._shared.ending)
+        followed = with_callers(
+            self._model, [*numbers, *reads], inner=self._shared.ending, points=self._points_at
+        )
         for module in followed.values():
             enter = partial(stack.enter, module, numbers.get(module), reads[module])
             self.listen(module, enter, prepend=True, with_kwargs=True)
@@ -211,6 +220,8 @@ class Wiring:
 
     def _site(self, hook: PlannedHook, path: str, module: nn.Module, calls: Calls | None = None) -> HookSite:
         site = HookSite(hook, path, module, self.clock, self.sink, self.plan.seed, calls)
+        for name in hook.spec.action.points:
+            site.points[name] = self.points[point_path(path, hook.spec.name, name)]
         if (hook.spec.name, path) in self._passing:
             site.passes_on = True
             site.passed_part = part_of(hook, path, site.current, site.batch)
@@ -274,7 +285,7 @@ class Wiring:
             for match in hook.matches:
                 module = modules[_owner(hook_type, match)]
                 by_module.setdefault(id(module), []).append(_HookHere(kind, hook, match.path))
-        for module in children_first(self._model):
+        for module in children_first(self._model, self._points_at):
             here = by_module.pop(id(module), None)
             if here is not None:
                 self._install_on(module, here)

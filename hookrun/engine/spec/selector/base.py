@@ -61,9 +61,9 @@ class Selector(ABC):
         """The paths that match by themselves, in any order."""
 
     def select(self, tree: Tree) -> list[str]:
-        """The `paths`, in the order of the tree."""
+        """The `paths`, in the order of the tree; points follow the modules."""
         paths = self.paths(tree)
-        return [path for path in tree.nodes if path in paths] if paths else []
+        return [path for path in (*tree.nodes, *tree.points) if path in paths] if paths else []
 
     def paths(self, tree: Tree) -> set[str]:
         """The paths that match, in any order; of parameters also those of every module that matches."""

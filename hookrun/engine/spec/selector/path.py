@@ -73,7 +73,8 @@ class PathSelector(Selector):
         paths = set[str]()
         for starts, globs in self._below_indexes(tree).items():
             paths.update(matching(_pattern(globs), tree.below(tree.nodes, starts)))
-        return paths - tree.without_forward | self.exact & tree.nodes.keys()
+        named = self.exact & (tree.nodes.keys() | tree.points.keys())
+        return paths - tree.without_forward | named
 
     def _below_indexes(self, tree: Tree) -> Mapping[frozenset[str], list[Glob]]:
         """Paths -> the globs without indexes that a path below one of them has to match."""

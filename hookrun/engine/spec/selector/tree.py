@@ -31,6 +31,7 @@ class Tree:
     first: path -> the first name of the same object
     without_forward: paths that globs and conditions pass over; names, ``re:`` and ``type:`` find them
     modules: of parameters: the modules that they belong to, so that a selector of a module stands for its parameters
+    points: path of what a hook adds at a module -> its selector, ``hook:NAME.POINT``; only that and its path find it
     """
 
     nodes: Mapping[str, Node]
@@ -38,6 +39,7 @@ class Tree:
     first: Mapping[str, str] = field(default_factory=dict)
     without_forward: Set[str] = frozenset()
     modules: Tree | None = None
+    points: dict[str, str] = field(default_factory=dict)
 
     @cached_property
     def whole(self) -> Tree:
@@ -72,11 +74,13 @@ class Names:
     """The names that a selector could have meant, for the hint if it matches nothing.
 
     parameters: empty unless the hook is for parameters
+    points: the selectors of what hooks add
     """
 
     modules: Sequence[str]
     parameters: Sequence[str] = ()
     classes: Sequence[str] = ()
+    points: tuple[str, ...] = ()
 
     @property
     def paths(self) -> list[str]:

@@ -20,6 +20,7 @@ from torch import Generator, Tensor
 from hookrun.data.info import SPLITS
 from hookrun.engine.actions.values import (
     FileValue,
+    FolderValue,
     InlineFunction,
     InlineTensor,
     PassValue,
@@ -32,6 +33,7 @@ from hookrun.engine.spec import HookSpec, Spec
 from hookrun.engine.values.index import Item
 from hookrun.engine.values.tensors import computable
 from hookrun.errors import HookrunError, Problem, listed, nearest
+from hookrun.run.experiment.run_values.folders import read_autoencoder
 from hookrun.run.experiment.run_values.runs import (
     RunReferences,
     differences,
@@ -75,7 +77,7 @@ class RunValues(RunReferences):
         """Whether a run uses the values; False: a user's own loop."""
         return self.settings is not None
 
-    def read(self, value: FileValue | RunValue, places: Places) -> dict[str, Source]:
+    def read(self, value: FileValue | FolderValue | RunValue, places: Places) -> dict[str, Source]:
         """Path -> the value for that module, see `read_value`."""
         return read_value(value, places, self)
 
@@ -219,7 +221,7 @@ class NotCaptured(HookrunError):
 
 
 def read_value(
-    value: FileValue | RunValue | PassValue | InlineTensor | InlineFunction,
+    value: FileValue | FolderValue | RunValue | PassValue | InlineTensor | InlineFunction,
     places: Places,
     runs: RunReferences,
 ) -> dict[str, Source]:
@@ -232,6 +234,8 @@ def read_value(
             return dict.fromkeys(places, value)
         case InlineTensor():
             return dict.fromkeys(places, value.tensor)
+        case FolderValue():
+            return dict.fromkeys(places, read_autoencoder(Path(value.folder).expanduser().absolute()))
     if not _is_by_module(value):
         return dict.fromkeys(places, _read(value, (), runs))
     values = dict[str, Source]()
