@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import product
@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from hookrun.engine.actions import values as action_values
 from hookrun.engine.actions.fields import Meaning
-from hookrun.engine.actions.values import RunValue
 from hookrun.engine.plan.model_tree import ModelNames
 from hookrun.engine.plan.plan import PlannedHook
 from hookrun.engine.plan.resolve import resolve
@@ -26,6 +26,7 @@ from hookrun.engine.spec import Spec
 from hookrun.engine.spec.hook import HookKeys
 from hookrun.engine.spec.tokens import Tokens
 from hookrun.errors import CompileError, Problem, counted, refuse
+from hookrun.studies.effects.circuit import KeptCells
 from hookrun.studies.effects.over import (
     CALL,
     EACH,
@@ -43,6 +44,7 @@ from hookrun.studies.effects.over import (
 )
 from hookrun.studies.effects.records import PLACEBO
 from hookrun.studies.effects.replay import Scouted, scout
+from hookrun.studies.effects.rest import Rest
 from hookrun.studies.kit.passes import (
     EXAMPLE_BATCH,
     Prepared,
@@ -88,6 +90,11 @@ class Trial:
     hook: PlannedHook
     seed: int
 
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The modules that it edits."""
+        return self.cell.paths
+
 
 @dataclass(frozen=True, eq=False)
 class GridAxis:
@@ -111,6 +118,7 @@ class SiteGrid:
     split:    of the samples
     hook:     that hook
     scouted:  what a run of a copy of the model with the example showed
+    rest:     what replaces the cells outside a circuit; None: there is no circuit
 
     Raises CompileError with all mistakes found.
     """
@@ -119,8 +127,9 @@ class SiteGrid:
         self._problems = list[Problem]()
         self.prepared = prepared
         self._split = split
+        self.rest: Rest | None = None
         self.hook = next(hook for hook in prepared.plan.hooks if hook.spec.name == name)
-        self._runs = RunValues.of(prepared.experiment, split, prepared.data)
+        self.runs = RunValues.of(prepared.experiment, split, prepared.data)
         self.example = as_call(prepared.data.example(EXAMPLE_BATCH), prepared.model)
         seen = on_a_copy(prepared.model, self.example, partial(scout, self.hook), training=False)
         self.scouted = Scouted() if isinstance(seen, str) else seen
@@ -141,13 +150,27 @@ class SiteGrid:
         names_texts = tokens is not None and any(list(each.texts) for each in tokens.filters)
         if not names_texts and spec.action.outside_values() == base.spec.action.outside_values():
             return replace(base, spec=spec)
-        plan, wrong = resolve(Spec((spec,), self.prepared.plan.seed), self.prepared.model, self._runs)
+        plan, wrong = resolve(Spec((spec,), self.prepared.plan.seed), self.prepared.model, self.runs)
         self._problems += wrong
         return plan.hooks[0] if plan.hooks else None
 
-    def name_of(self, cell: Cell) -> str:
-        """``module=relu1, heads=0``."""
-        pairs = zip(self.axes, cell.place, strict=True)
+    @cached_property
+    def paths(self) -> tuple[str, ...]:
+        """The modules of all cells."""
+        return tuple(dict.fromkeys(path for cell in self.cells for path in cell.paths))
+
+    def numbered(self, places: Iterable[int]) -> list[int]:
+        """The numbers of the cells at these places of the grid, which are counted along its axes."""
+        cells = {cell.place: number for number, cell in enumerate(self.cells)}
+        of_places = [cells.get(place) for place in product(*map(range, self.sizes))]
+        numbers = [of_places[place] for place in places]
+        return [number for number in numbers if number is not None]
+
+    def name_of(self, trial: Trial | KeptCells) -> str:
+        """``module=relu1, heads=0``, ``4 cells kept``."""
+        if isinstance(trial, KeptCells):
+            return f"{counted(len(trial.cells), 'cell')} kept"
+        pairs = zip(self.axes, trial.cell.place, strict=True)
         return ", ".join(f"{axis.key}={axis.labels[at]}" for axis, at in pairs)
 
     def try_every_cell(self, runner: SiteRunner) -> Op:
@@ -158,7 +181,9 @@ class SiteGrid:
         forms = dict[str, PlannedHook]()
         for cell in self.cells:
             if site.path in cell.paths:
-                forms[json.dumps(structure(Spec((cell.hook.spec,))), default=str)] = cell.hook
+                hooks = [cell.hook] if self.rest is None else [cell.hook, self.rest.of(cell.hook)]
+                for hook in hooks:
+                    forms[json.dumps(structure(Spec((hook.spec,))), default=str)] = hook
 
         def try_all(value: Any) -> Any:
             for hook in forms.values():
@@ -230,7 +255,7 @@ class SiteGrid:
             elif key in (HEADS, CALL):
                 self._problems += [Problem(where, why) for why in self._lacking(key, spec.keys)]
             elif key == EXPERTS:
-                _, wrong = resolve(Spec((spec,)), self.prepared.model, self._runs)
+                _, wrong = resolve(Spec((spec,)), self.prepared.model, self.runs)
                 self._problems += [problem.moved(where) for problem in wrong]
             elif key == TOKENS and spec.keys.tokens is not None:
                 for problem in self._misses(spec.keys.tokens):
@@ -419,7 +444,7 @@ def _label(value: Any) -> Any:
 
 def _resampled(value: Any) -> Any:
     """The value, with that of each sample drawn from the other samples."""
-    if not isinstance(value, RunValue):
+    if not isinstance(value, action_values.RunValue):
         return value
     changed = dict[str, Any]()
     if value.minus is not None:
