@@ -229,8 +229,8 @@ class Cells:
         *,
         again: bool = False,
     ) -> None:
-        self._context = context
-        self._moved = moved
+        self.context = context
+        self.moved = moved
         self._trials = trials
         self._again = again
         self.is_done = False
@@ -243,7 +243,7 @@ class Cells:
             if trial.kind == GRADIENT:
                 self._estimated.append(number)
             else:
-                computed[number] = trial.paths
+                computed[number] = moved.grid.paths if isinstance(trial, KeptCells) else trial.cell.paths
         self._replay = Replay(context.model, scouted, computed)
         head = usable_head(prepared, scouted.head)
         unembed = None
@@ -298,6 +298,10 @@ class Cells:
         self.is_done = True
         self._set_draws(self._start)
 
+    def again(self, trials: Sequence[KeptCells]) -> Cells:
+        """The values of other trials, for another pass over the samples."""
+        return Cells(self.context, self.moved, trials, len(self.plain), again=True)
+
     def means(self) -> Tensor:
         """[trials]: the metric, the mean over samples."""
         self._read_rows()
@@ -321,7 +325,7 @@ class Cells:
         if not self._over_split:
             tensors |= self._of_samples()
             samples = range(len(self.plain))
-        grid = self._moved.grid
+        grid = self.moved.grid
         axes = {axis.key: axis.labels for axis in grid.axes}
         about = {"hook": grid.hook.spec.name, "metric": self._reading.metric.name, "split": split}
         return Effects(tensors, axes, samples, about, first_lines(dict.fromkeys(self.faults()), MOST_FAULTS))
@@ -365,7 +369,7 @@ class Cells:
         for trial, count in zip(self._trials, wrong, strict=True):
             if count:
                 samples = "" if self._over_split else f" for {counted(count, 'sample')}"
-                name = self._moved.grid.name_of(trial)
+                name = self.moved.grid.name_of(trial)
                 yield f"{name}: {metric} ({trial.kind}) is NaN or infinite{samples}"
 
     def _placed(self, kind: str) -> Tensor:
@@ -375,9 +379,7 @@ class Cells:
             if isinstance(trial, Trial) and trial.kind == kind:
                 rows[trial.number, *trial.cell.place] = row
         repeats = 1 + max((number for number, *_ in rows), default=-1)
-        whole = torch.full(
-            (repeats, *self._moved.grid.sizes, len(self.plain)), torch.nan, dtype=torch.float64
-        )
+        whole = torch.full((repeats, *self.moved.grid.sizes, len(self.plain)), torch.nan, dtype=torch.float64)
         for place, row in rows.items():
             whole[place] = row
         return whole
@@ -386,8 +388,8 @@ class Cells:
 
     def compute(self, batch: Batch) -> Any:
         """Compute every trial for a batch. Returns the output of the pass without the hook."""
-        context = self._context
-        moved = self._moved
+        context = self.context
+        moved = self.moved
         reading = self._reading
         clock = context.hooks.clock
         is_new = not self._done  # else the run was cut off in this batch: observers have seen it
@@ -432,7 +434,7 @@ class Cells:
 
     def _passes(self, samples: int) -> Iterator[tuple[list[int], str | None]]:
         """The trials of each pass that is still to be made, and the hooked module that runs first in it."""
-        most = MOST_NUMBERS.get(self._context.prepared.device.type, ON_ACCELERATORS)
+        most = MOST_NUMBERS.get(self.context.prepared.device.type, ON_ACCELERATORS)
         copies = min(max(most // max(self._largest * samples, 1), 1), MOST_COPIES)
         done = self._done
         for entry, numbers in self._replay.groups().items():
@@ -449,7 +451,7 @@ class Cells:
         that of the unedited pass.
         """
         trials = [self._trials[number] for number in numbers]
-        if entry is not None and self._together.get(entry, True) and not self._moved.uses_arguments:
+        if entry is not None and self._together.get(entry, True) and not self.moved.uses_arguments:
             unknown = entry not in self._together
             again()
             try:
@@ -479,11 +481,11 @@ class Cells:
 
         entry: the hooked module that runs first, before which nothing has to be computed; None: not known
         """
-        context = self._context
+        context = self.context
         passes = context.hooks.clock.passes
         copies = len(blocks)
         args, kwargs = as_call(rebuild(batch.inputs, partial(repeated, copies)), context.model)
-        self._moved.blocks = blocks
+        self.moved.blocks = blocks
         if passes is not None:
             passes.copies = copies
         try:
@@ -494,7 +496,7 @@ class Cells:
             ):
                 return context.model(*args, **kwargs)
         finally:
-            self._moved.blocks = (None,)
+            self.moved.blocks = (None,)
             if passes is not None:
                 passes.copies = 1
 
@@ -512,23 +514,23 @@ class Cells:
 
     def _draws(self) -> tuple[Mapping[str, Any], list[Any]]:
         """The states of torch's generators, and the positions of the random draws of all hooks."""
-        return generator_states(python=False), [site.draws_place for site in self._context.hooks.sites]
+        return generator_states(python=False), [site.draws_place for site in self.context.hooks.sites]
 
     def _set_draws(self, draws: tuple[Mapping[str, Any], Sequence[Any]]) -> None:
         generators, places = draws
         set_generators(generators)
-        for site, place in zip(self._context.hooks.sites, places, strict=True):
+        for site, place in zip(self.context.hooks.sites, places, strict=True):
             site.draws_place = place
 
     # ---- the gradient ----------------------------------------------------------------------------------------------
 
     def _estimate(self, batch: Batch) -> None:
         """One forward and one backward pass: (value - activation) · d metric / d activation, for every trial."""
-        moved = self._moved
+        moved = self.moved
         reading = self._reading
         moved.kept = kept = list[Activation]()
         try:
-            with torch.enable_grad(), self._context.hooks.uncounted():
+            with torch.enable_grad(), self.context.hooks.uncounted():
                 (copy,) = self._copies(batch, (None,))
                 total = reading.values(copy).nansum()
         finally:
@@ -561,7 +563,7 @@ class Cells:
         """[B]: the change of the metric to first order in what the trial changes of the activation."""
         site = activation.site
         site.fired += 1
-        op = self._moved.op(trial.hook, site.path, trial.seed)
+        op = self.moved.op(trial.hook, site.path, trial.seed)
         new = site.current.in_call(activation.call, activation.of_pass, op, activation.value)
         total = torch.zeros(samples, dtype=torch.float64)
         of_tensors = iter(gradients)

@@ -106,12 +106,10 @@ class KeptCells:
     """A pass in which some cells are kept and all others replaced.
 
     cells: their numbers
-    paths: all modules of the grid
     """
 
     kind: ClassVar[str] = "circuit"
     cells: frozenset[int]
-    paths: tuple[str, ...]
 
 
 class Sets:
@@ -122,7 +120,7 @@ class Sets:
     order: the numbers of all cells, the strongest first
     """
 
-    def __init__(self, circuit: Circuit, order: Sequence[int], paths: tuple[str, ...], seed: int) -> None:
+    def __init__(self, circuit: Circuit, order: Sequence[int], seed: int) -> None:
         import torch
 
         generator = torch.Generator().manual_seed(seed)
@@ -135,7 +133,7 @@ class Sets:
         for sets in self._sets:
             different |= dict.fromkeys(sets)
         different.pop(self._all, None)
-        self.trials = [KeptCells(cells, paths) for cells in different]
+        self.trials = [KeptCells(cells) for cells in different]
 
     def results(self, metric: Tensor, unedited: float) -> dict[str, Tensor]:
         """The faithfulness of the strongest cells and of the random sets, and the metric with all cells replaced.

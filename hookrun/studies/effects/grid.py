@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import product
@@ -64,11 +64,13 @@ MOST_CELLS = 1_000_000
 class Cell:
     """One site of the hook.
 
-    place: its number on each axis
-    paths: the modules that are hooked
-    hook:  the hook there
+    number: its place in the order of the axes, in which sites that do not exist count too
+    place:  its number on each axis
+    paths:  the modules that are hooked
+    hook:   the hook there
     """
 
+    number: int
     place: tuple[int, ...]
     paths: tuple[str, ...]
     hook: PlannedHook
@@ -89,11 +91,6 @@ class Trial:
     cell: Cell
     hook: PlannedHook
     seed: int
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """The modules that it edits."""
-        return self.cell.paths
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,13 +156,6 @@ class SiteGrid:
         """The modules of all cells."""
         return tuple(dict.fromkeys(path for cell in self.cells for path in cell.paths))
 
-    def numbered(self, places: Iterable[int]) -> list[int]:
-        """The numbers of the cells at these places of the grid, which are counted along its axes."""
-        cells = {cell.place: number for number, cell in enumerate(self.cells)}
-        of_places = [cells.get(place) for place in product(*map(range, self.sizes))]
-        numbers = [of_places[place] for place in places]
-        return [number for number in numbers if number is not None]
-
     def name_of(self, trial: Trial | KeptCells) -> str:
         """``module=relu1, heads=0``, ``4 cells kept``."""
         if isinstance(trial, KeptCells):
@@ -173,7 +163,7 @@ class SiteGrid:
         pairs = zip(self.axes, trial.cell.place, strict=True)
         return ", ".join(f"{axis.key}={axis.labels[at]}" for axis, at in pairs)
 
-    def try_every_cell(self, runner: SiteRunner) -> Op:
+    def try_every_cell(self, hook_of: Callable[[Cell], PlannedHook], runner: SiteRunner) -> Op:
         """What runs in place of the hook in a trial: every cell of this module, each on the value without the hook."""
         site = runner.site
         if site.hook_name != self.hook.spec.name:
@@ -181,9 +171,8 @@ class SiteGrid:
         forms = dict[str, PlannedHook]()
         for cell in self.cells:
             if site.path in cell.paths:
-                hooks = [cell.hook] if self.rest is None else [cell.hook, self.rest.of(cell.hook)]
-                for hook in hooks:
-                    forms[json.dumps(structure(Spec((hook.spec,))), default=str)] = hook
+                hook = hook_of(cell)
+                forms[json.dumps(structure(Spec((hook.spec,))), default=str)] = hook
 
         def try_all(value: Any) -> Any:
             for hook in forms.values():
@@ -363,7 +352,7 @@ class SiteGrid:
         if self._problems:
             return
         hooks = dict[tuple[int, ...], PlannedHook | None]()
-        for place in product(*map(range, self.sizes)):
+        for at, place in enumerate(product(*map(range, self.sizes))):
             paths = self._paths
             values = dict[str, Any]()
             numbers = list[int]()  # the place without that of the module
@@ -383,7 +372,7 @@ class SiteGrid:
                 hooks[key] = self._planned(values)
             hook = hooks[key]
             if hook is not None:
-                yield Cell(place, paths, hook)
+                yield Cell(at, place, paths, hook)
 
     # ---- trials ------------------------------------------------------------------------------------------------------
 

@@ -138,9 +138,9 @@ class MovedHook:
             rest = self.grid.rest
             assert rest is not None
             ops = dict[int, Op]()
-            for number, cell in enumerate(self.grid.cells):
+            for cell in self.grid.cells:
                 if site.path in cell.paths:
-                    ops[number] = self.op(rest.of(cell.hook), site.path, self.grid.prepared.plan.seed)
+                    ops[cell.number] = self.op(rest.of(cell.hook), site.path, self.grid.prepared.plan.seed)
             self._replaced[place] = replaced_value(value, ops)
         return self._replaced[place].keeping(cells, value)
 

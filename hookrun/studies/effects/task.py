@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
@@ -21,7 +22,7 @@ from hookrun.errors import (
     nearest,
     refuse,
 )
-from hookrun.studies.effects.circuit import Circuit, Sets
+from hookrun.studies.effects.circuit import REST, Circuit, Sets
 from hookrun.studies.effects.over import (
     CALL,
     EVERY,
@@ -48,6 +49,7 @@ from hookrun.studies.kit.tasks import (
 )
 
 if TYPE_CHECKING:
+    from hookrun.studies.effects.cells import Cells
     from hookrun.studies.effects.records import Effects
     from hookrun.studies.kit.passes import Batches, Prepared, RunContext
     from hookrun.studies.kit.tasks import JobCache
@@ -147,21 +149,24 @@ class EffectsTask(TaskOfOneSplit):
         except Refusal as error:
             raise self._at_task(error) from error
         grid = SiteGrid(prepared, str(self.hook), self.over or {}, self.splits[0])
+        hooks = {self._place_of_cells(): lambda cell: cell.hook}
         if self.circuit is not None:
             refuse(self.circuit.size_problems(len(grid.cells)))
             samples = samples_of_a_pass(prepared.settings, prepared.data.sizes[self.splits[0]])
-            grid.rest = Rest(prepared, grid.hook, self.circuit.rest, grid.runs, samples)
-        try:
-            proven = prove(
-                prepared.plan,
-                prepared.model,
-                grid.example,
-                training=False,
-                backward=False,
-                replace_op=grid.try_every_cell,
-            )
-        except Refusal as error:
-            raise self._at_task(error, self._place_of_cells()) from error
+            grid.rest = rest = Rest(prepared, grid.hook, self.circuit.rest, grid.runs, samples)
+            hooks[REST] = lambda cell: rest.of(cell.hook)
+        for where, hook_of in hooks.items():
+            try:
+                proven = prove(
+                    prepared.plan,
+                    prepared.model,
+                    grid.example,
+                    training=False,
+                    backward=False,
+                    replace_op=partial(grid.try_every_cell, hook_of),
+                )
+            except Refusal as error:
+                raise self._at_task(error, where) from error
         trials = grid.trials(dict.fromkeys(self.method, self.seeds), self.placebo)
         passes = len(trials)
         if self.circuit is not None:
@@ -339,27 +344,22 @@ class EffectsTask(TaskOfOneSplit):
                 values.end()
             effects = values.effects(self.splits[0])
             if self.circuit is not None and not context.stopped:
-                effects = self._with_circuit(context, self.circuit, batches, samples, effects)
+                effects = self._with_circuit(self.circuit, values, effects, batches)
         write_effects(context.run_dir.path, effects)
         context.screen.say("\n".join([effects.strongest(), *first_lines(effects.faults)]))
         context.conclude(self.split, {"unedited": float(effects[PLAIN]), "cells": len(moved.grid.cells)})
 
-    def _with_circuit(
-        self, context: RunContext, circuit: Circuit, batches: Batches, samples: int, effects: Effects
-    ) -> Effects:
+    def _with_circuit(self, circuit: Circuit, values: Cells, effects: Effects, batches: Batches) -> Effects:
         """The effects with those of a circuit, from a second pass over the samples."""
-        from hookrun.studies.effects.cells import Cells
-        from hookrun.studies.effects.moved import MovedHook
-
-        moved = context.prepared.replace_op
-        assert isinstance(moved, MovedHook)
-        order = moved.grid.numbered(effects.by_strength())
-        sets = Sets(circuit, order, moved.grid.paths, context.settings.seed)
-        values = Cells(context, moved, sets.trials, samples, again=True)
-        with context.evaluating(batches, "circuit", {"circuit": values}) as (passed, _):
+        grid = values.moved.grid
+        cells = {cell.number for cell in grid.cells}
+        order = [number for number in effects.by_strength() if number in cells]
+        sets = Sets(circuit, order, grid.prepared.settings.seed)
+        values = values.again(sets.trials)
+        with values.context.evaluating(batches, "circuit", {"cells": values}) as (passed, _):
             for batch in passed:
                 values.compute(batch)
-                context.hooks.step()
+                values.context.hooks.step()
         return effects.with_circuit(
             circuit.sizes, sets.results(values.means(), effects.unedited), values.faults()
         )

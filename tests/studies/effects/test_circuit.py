@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import itertools
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from typing import Any
 
 import pytest
@@ -28,7 +28,7 @@ HEADS = (
 )  # fmt: skip
 DIGITS = ("model=mlp", "data.batch_size=5", "train.limit_batches=3")
 CHANNELS = (
-    "task=effects", "task.hook=h", "task.over={module: [layers.1, fc], index: [':, [0, 1, 2, 3]', ':, 5', ':, 7']}",
+    "task=effects", "task.hook=h", "task.over={module: [layers.1, fc], index: [':, 0:4', ':, 3:6', ':, 7']}",
     "task.metric=loss", "+hooks.h={hook: forward, action: scale, factor: 0.5}", *DIGITS,
 )  # fmt: skip
 
@@ -84,6 +84,115 @@ def test_the_rest_may_be_a_mean_over_samples(executed: Any) -> None:
         order[:3], lambda value: means["fc" if value.shape[1] == 10 else "layers.1"].expand_as(value)
     )
     assert float(found["circuit"][0]) == pytest.approx(wanted, abs=1e-5)
+
+
+def test_the_calls_of_a_block_are_kept_one_by_one(executed: Any, trusted: Any) -> None:
+    trusted(nets=TWICE)
+    net = ("model=python", "model.factory=nets:Twice", *DIGITS[1:])
+    other = executed("task=predict", "+hooks.seen={select: '', hook: forward, action: capture}", *net)
+    moved = "+hooks.h={select: core, hook: forward, action: scale, factor: 0}"
+    task = ("task=effects", "task.hook=h", "task.over={call: each}", "task.metric=loss", moved)
+    found = executed(*task, *net, "+task.circuit={sizes: [1], rest: -0.5}").effects
+    strongest = int((found["exact"] - found["unedited"]).abs().argmax())
+    model, data = hookrun.build(overrides=["compute.device=cpu", *net])
+    calls = itertools.count()
+    model.core.register_forward_hook(
+        lambda m, a, out: out if next(calls) % 2 == strongest else torch.full_like(out, -0.5)
+    )
+    batches = itertools.islice(data.loader("val"), 3)
+    with torch.no_grad():
+        values = [F.cross_entropy(model(batch.inputs), batch.target, reduction="none") for batch in batches]
+    assert float(losses(found)[0]) == pytest.approx(float(torch.cat(values).double().mean()), abs=1e-6)
+    with pytest.raises(hookrun.HookrunError, match="core was not captured by 'seen'"):
+        executed(*task, *net, f"+task.circuit={{sizes: [1], rest: {{run: {other.path}}}}}")
+
+
+def test_a_run_cut_off_among_circuits_ends_equal(run: Any, executed: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(cells, "SECONDS", 0.0)
+    noise = "+hooks.noise={select: layers.0, hook: forward, action: noise, std: 0.2, priority: -1}"
+    arguments = (*CHANNELS, noise, "+task.circuit={sizes: [1, 3, 4], rest: 0, chance: 3}")
+    whole = executed(*arguments)
+    passes = itertools.count()
+    compute = cells.Cells._pass
+
+    def killed(self: Any, *given: Any) -> None:
+        if self._again and next(passes) == 2:
+            raise RuntimeError("the machine is gone")
+        compute(self, *given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cells.Cells, "_pass", killed)
+        with pytest.raises(AssertionError):
+            run(*arguments)
+    assert main(["resume=run1"]) == 0
+    for name in ("effects.csv", "circuit.csv", "effects.safetensors"):
+        assert ((whole.path.parent / "run1" / name).read_bytes()) == (whole.path / name).read_bytes()
+
+
+def test_equal_metrics_leave_no_faithfulness(executed: Any, capsys: Any) -> None:
+    after = "+hooks.after={select: fc, hook: forward, action: replace, value: 1, priority: 1}"
+    made = executed(*CHANNELS, after, "+task.circuit={sizes: [1, 2], rest: 0, chance: 2}")
+    assert made.effects["circuit"].isnan().all()
+    assert made.effects["circuit_chance"].isnan().all()
+    said = (
+        "circuit: without a value, since loss is 2.30259 without the hook and 2.30259 with all cells replaced"
+    )
+    assert said in capsys.readouterr().out
+    assert said in write_report(made.path).read_text()
+
+
+def test_the_page_draws_faithfulness_beside_chance(executed: Any) -> None:
+    made = executed(*CHANNELS, "+task.circuit={sizes: [3, 0, 6], rest: 0, chance: 2}")
+    page = write_report(made.path).read_text()
+    assert "faithfulness of circuits" in page
+    assert "band: from the smallest to the largest value of 2 random sets" in page
+    assert "the strongest first: " in page
+    assert hookrun.open_run(made.path).effects["circuit"].equal(made.effects["circuit"])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ("+task.circuit={sizes: [7], rest: 0}",),
+            "task.circuit.sizes.0: 7 cells cannot be kept: the grid has 6",
+        ),
+        (("+task.circuit={sizes: [1]}",), "task.circuit.rest: is missing"),
+        (("+task.circuit={sizes: [-1], rest: 0}",), "task.circuit.sizes.0"),
+        (("+task.circuit={sizes: [1], rest: {run: nowhere}}",), "task.circuit.rest.run: there is no"),
+        (("+task.circuit={sizes: [1], rest: [1.0, 2.0]}",), "task.circuit.rest: on layers.1"),
+        (
+            ("+task.circuit={sizes: [1], rest: {from: 0, to: 1, steps: [0, 3]}}",),
+            "is not the same in each pass",
+        ),
+        (("+task.circuit={size: [1], rest: 0}",), "did you mean 'sizes'?"),
+        (
+            ("+task.circuit={sizes: [1], rest: 0}", "+task.over.factor=[0.0, 2.0]"),
+            "task.over.factor: a circuit replaces places, and cells that differ in factor only are at the same place",
+        ),
+        (("+task.circuit={sizes: [1], rest: 0}", "+hooks.h.when={probability: 0.5}"), "hooks.h.when"),
+    ],
+)
+def test_a_circuit_that_cannot_be_computed_is_refused(
+    words: tuple[str, ...], said: str, refused: Any
+) -> None:
+    assert said in refused(*CHANNELS, *words)
+
+
+TWICE = """
+    import torch
+    from torch import nn
+
+
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.start, self.core, self.end = nn.Linear(64, 16), nn.Linear(16, 16), nn.Linear(16, 10)
+
+        def forward(self, x):
+            return self.end(self.core(torch.tanh(self.core(self.start(x.flatten(1))))))
+"""
 
 
 class PatchedHeads:
@@ -142,9 +251,9 @@ def channels_by_hand(kept: Collection[int], rest: Callable[[Tensor], Tensor]) ->
 
             def patched(module: nn.Module, args: Any, value: Tensor, row: int = row) -> Tensor:
                 value, other = value.clone(), rest(value)
-                for column, channels in enumerate(([0, 1, 2, 3], [5], [7])):
+                for column, channels in enumerate((range(4), range(3, 6), [7])):
                     if 3 * row + column not in kept:
-                        value[:, channels] = other[:, channels]
+                        value[:, list(channels)] = other[:, list(channels)]
                 return value
 
             handles.append(model.get_submodule(path).register_forward_hook(patched))
