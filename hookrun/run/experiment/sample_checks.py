@@ -11,6 +11,7 @@ from hookrun import data
 from hookrun.data import Split
 from hookrun.data.info import DataInfo
 from hookrun.data.tokens import AMBIGUOUS
+from hookrun.engine.plan.plan import ResolvedPlan
 from hookrun.engine.prove.trial import Plan
 from hookrun.engine.spec.tokens import Tokens
 from hookrun.engine.values.folding import labels_refused
@@ -33,7 +34,7 @@ def leftover_problems(plan: Plan, leftover: Mapping[str, Tensor]) -> Iterator[Pr
         )
 
 
-def row_problems(plan: Plan, samples: int | None, *, trains: bool) -> Iterator[Problem]:
+def row_problems(plan: ResolvedPlan, samples: int | None, *, trains: bool) -> Iterator[Problem]:
     """A problem for each value of another run that lacks the row of a sample which its hook will see.
 
     samples: the hooks see samples with ids below this; None: not known beforehand

@@ -295,7 +295,7 @@ class Settings(Section):
 
 
 def runs_of(settings: Settings) -> Mapping[str, str]:
-    """Key path -> name of each run that `model.weights`, `task.metrics` and `task.against` name."""
+    """Key path -> name of each run that `model.weights` and the task name."""
     runs = dict[str, str]()
     if isinstance(settings.model.weights, RunWeights):
         runs["model.weights.run"] = settings.model.weights.run
@@ -304,4 +304,4 @@ def runs_of(settings: Settings) -> Mapping[str, str]:
             runs[f"task.metrics.{place}.against.run"] = metric.against.run
     if (against := getattr(settings.task, "against", None)) is not None:
         runs["task.against.run"] = against.run
-    return runs
+    return runs | getattr(settings.task, "named_runs", {})

@@ -16,8 +16,10 @@ from hookrun.engine.runtime.tokens.calls import DECODER_IDS, parameters_of
 from hookrun.engine.values.containers import members, rebuild, tensors
 from hookrun.engine.values.tensors import read_together
 from hookrun.errors import Problem, SpecError, counted, first_lines
+from hookrun.studies.effects.circuit import KeptCells
 from hookrun.studies.effects.grid import Trial
-from hookrun.studies.effects.moved import Activation, MovedHook, parts_of
+from hookrun.studies.effects.moved import Activation, MovedHook
+from hookrun.studies.effects.parts import parts_of
 from hookrun.studies.effects.records import (
     CLEAN,
     CLEAN_OF_SAMPLES,
@@ -212,26 +214,36 @@ class Cells:
     values: [trials, samples] the metric; of a metric over the whole split [trials, 1], filled at the end
     plain:  [samples] the metric without the hook
     clean:  [samples] the metric of the other run
+
+    trials: what is computed
+    again:  it is another pass over the samples, in which no observer fires
     """
 
     def __init__(
         self,
         context: RunContext,
         moved: MovedHook,
-        against: str | None,
+        trials: Sequence[Trial | KeptCells],
         samples: int,
+        against: str | None = None,
+        *,
+        again: bool = False,
     ) -> None:
-        self._context = context
-        self._moved = moved
+        self.context = context
+        self.moved = moved
+        self._trials = trials
+        self._again = again
+        self.is_done = False
+        self._start = self._draws()
         prepared = context.prepared
         scouted = moved.grid.scouted
         self._estimated = list[int]()  # the numbers of trials without a pass of their own
         computed = dict[int, Sequence[str]]()
-        for number, trial in enumerate(moved.trials):
+        for number, trial in enumerate(trials):
             if trial.kind == GRADIENT:
                 self._estimated.append(number)
             else:
-                computed[number] = trial.cell.paths
+                computed[number] = moved.grid.paths if isinstance(trial, KeptCells) else trial.cell.paths
         self._replay = Replay(context.model, scouted, computed)
         head = usable_head(prepared, scouted.head)
         unembed = None
@@ -249,7 +261,7 @@ class Cells:
         nothing = torch.full((1 if self._over_split else samples,), torch.nan, dtype=torch.float64)
         self.plain = nothing.clone()
         self.clean = nothing.clone()
-        self.values = nothing.repeat(len(moved.trials), 1)
+        self.values = nothing.repeat(len(trials), 1)
         self._columns = {str(number): row for number, row in enumerate(self.values)}
         self._columns |= {PLAIN: self.plain, CLEAN: self.clean}
         # The rows of a metric over the whole split: without the hook, of the other run, and of each trial.
@@ -263,6 +275,8 @@ class Cells:
         """The values so far, and how many trials of the batch are done."""
         return {
             **{name: getattr(self, name) for name in _SAVED},
+            "is_done": self.is_done,
+            "start": self._start,
             "together": dict(self._together),
             "done": self._done,
             "rows": {place: average.state_dict() for place, average in self._rows.items()},
@@ -272,13 +286,29 @@ class Cells:
         """Continue from a `state_dict`."""
         for name in _SAVED:
             getattr(self, name).copy_(state[name])
+        self.is_done = state["is_done"]
+        self._start = state["start"]
         self._together = dict(state["together"])
         self._done = state["done"]
         for place, average in self._rows.items():
             average.load_state_dict(state["rows"][place])
 
-    def effects(self, split: Split) -> Effects:
-        """The means over samples, or the metric over the split, in the order of the axes."""
+    def end(self) -> None:
+        """Call it after the last batch: another pass over the samples then draws the same random numbers."""
+        self.is_done = True
+        self._set_draws(self._start)
+
+    def again(self, trials: Sequence[KeptCells]) -> Cells:
+        """The values of other trials, for another pass over the samples."""
+        return Cells(self.context, self.moved, trials, len(self.plain), again=True)
+
+    def means(self) -> Tensor:
+        """[trials]: the metric, the mean over samples."""
+        self._read_rows()
+        return self.values.nanmean(-1)
+
+    def _read_rows(self) -> None:
+        """Compute a metric over the split from its rows."""
         for place, average in self._rows.items():
             if not average.samples:
                 continue  # no other run
@@ -286,15 +316,19 @@ class Cells:
             self._columns[place][:] = values[self._reading.metric.name]
             if place == PLAIN:
                 self._notes = notes
+
+    def effects(self, split: Split) -> Effects:
+        """The means over samples, or the metric over the split, in the order of the axes."""
+        self._read_rows()
         tensors = self._means()
         samples = range(0)
         if not self._over_split:
             tensors |= self._of_samples()
             samples = range(len(self.plain))
-        grid = self._moved.grid
+        grid = self.moved.grid
         axes = {axis.key: axis.labels for axis in grid.axes}
         about = {"hook": grid.hook.spec.name, "metric": self._reading.metric.name, "split": split}
-        return Effects(tensors, axes, samples, about, first_lines(dict.fromkeys(self._faults()), MOST_FAULTS))
+        return Effects(tensors, axes, samples, about, first_lines(dict.fromkeys(self.faults()), MOST_FAULTS))
 
     def _means(self) -> dict[str, Tensor]:
         """What is known of each cell, and of the metric without the hook."""
@@ -326,28 +360,26 @@ class Cells:
             tensors[CLEAN_OF_SAMPLES] = self.clean
         return tensors
 
-    def _faults(self) -> Iterator[str]:
-        """Notes on the metric without the hook; a line for each cell that makes it NaN or infinite."""
+    def faults(self) -> Iterator[str]:
+        """Notes on the metric without the hook; a line for each trial that makes it NaN or infinite."""
         for note in self._notes:
             yield f"without the hook: {note}"
         metric = self._reading.metric.name
         wrong = (~self.values.isfinite() & self.plain.isfinite()).sum(1).tolist()
-        for trial, count in zip(self._moved.trials, wrong, strict=True):
+        for trial, count in zip(self._trials, wrong, strict=True):
             if count:
                 samples = "" if self._over_split else f" for {counted(count, 'sample')}"
-                name = self._moved.grid.name_of(trial.cell)
+                name = self.moved.grid.name_of(trial)
                 yield f"{name}: {metric} ({trial.kind}) is NaN or infinite{samples}"
 
     def _placed(self, kind: str) -> Tensor:
         """[repeats, *cells, samples] of the trials of a kind; NaN where there is none."""
         rows = dict[tuple[int, ...], Tensor]()
-        for trial, row in zip(self._moved.trials, self.values, strict=True):
-            if trial.kind == kind:
+        for trial, row in zip(self._trials, self.values, strict=True):
+            if isinstance(trial, Trial) and trial.kind == kind:
                 rows[trial.number, *trial.cell.place] = row
         repeats = 1 + max((number for number, *_ in rows), default=-1)
-        whole = torch.full(
-            (repeats, *self._moved.grid.sizes, len(self.plain)), torch.nan, dtype=torch.float64
-        )
+        whole = torch.full((repeats, *self.moved.grid.sizes, len(self.plain)), torch.nan, dtype=torch.float64)
         for place, row in rows.items():
             whole[place] = row
         return whole
@@ -356,8 +388,8 @@ class Cells:
 
     def compute(self, batch: Batch) -> Any:
         """Compute every trial for a batch. Returns the output of the pass without the hook."""
-        context = self._context
-        moved = self._moved
+        context = self.context
+        moved = self.moved
         reading = self._reading
         clock = context.hooks.clock
         is_new = not self._done  # else the run was cut off in this batch: observers have seen it
@@ -366,13 +398,14 @@ class Cells:
             others = context.without_hooks(batch)
         context.set_batch(batch)
         reading.begin(batch, others)
-        moved.rows.clear()
+        moved.begin()
         again = partial(self._set_draws, self._draws())
-        clock.is_dummy_pass = not is_new
+        records = is_new and not self._again
+        clock.is_dummy_pass = not records
         with (
-            moved.unedited(record=is_new, on_fire=self._replay.note_fired),
+            moved.unedited(record=records, on_fire=self._replay.note_fired),
             self._replay.storing(),
-            nullcontext() if is_new else context.hooks.uncounted(),
+            nullcontext() if records else context.hooks.uncounted(),
         ):
             output = self._forward(batch)
         clock.is_dummy_pass = True
@@ -401,7 +434,7 @@ class Cells:
 
     def _passes(self, samples: int) -> Iterator[tuple[list[int], str | None]]:
         """The trials of each pass that is still to be made, and the hooked module that runs first in it."""
-        most = MOST_NUMBERS.get(self._context.prepared.device.type, ON_ACCELERATORS)
+        most = MOST_NUMBERS.get(self.context.prepared.device.type, ON_ACCELERATORS)
         copies = min(max(most // max(self._largest * samples, 1), 1), MOST_COPIES)
         done = self._done
         for entry, numbers in self._replay.groups().items():
@@ -417,8 +450,8 @@ class Cells:
         Whether they do is seen in the first passes from each entry: one more copy has no hook, and its output must be
         that of the unedited pass.
         """
-        trials = [self._moved.trials[number] for number in numbers]
-        if entry is not None and self._together.get(entry, True) and not self._moved.uses_arguments:
+        trials = [self._trials[number] for number in numbers]
+        if entry is not None and self._together.get(entry, True) and not self.moved.uses_arguments:
             unknown = entry not in self._together
             again()
             try:
@@ -435,22 +468,24 @@ class Cells:
             again()
             self._keep([str(number)], batch, self._copies(batch, [trial]))
 
-    def _copies(self, batch: Batch, blocks: Sequence[Trial | None], entry: str | None = None) -> list[Any]:
+    def _copies(
+        self, batch: Batch, blocks: Sequence[Trial | KeptCells | None], entry: str | None = None
+    ) -> list[Any]:
         """What the metric is computed from, for each trial, from one pass with a copy of the batch for each."""
         return self._reading.copies_of(self._forward(batch, blocks, entry), len(blocks))
 
     def _forward(
-        self, batch: Batch, blocks: Sequence[Trial | None] = (None,), entry: str | None = None
+        self, batch: Batch, blocks: Sequence[Trial | KeptCells | None] = (None,), entry: str | None = None
     ) -> Any:
         """The model's output for a copy of the batch for each trial, one after the other.
 
         entry: the hooked module that runs first, before which nothing has to be computed; None: not known
         """
-        context = self._context
+        context = self.context
         passes = context.hooks.clock.passes
         copies = len(blocks)
         args, kwargs = as_call(rebuild(batch.inputs, partial(repeated, copies)), context.model)
-        self._moved.blocks = blocks
+        self.moved.blocks = blocks
         if passes is not None:
             passes.copies = copies
         try:
@@ -461,7 +496,7 @@ class Cells:
             ):
                 return context.model(*args, **kwargs)
         finally:
-            self._moved.blocks = (None,)
+            self.moved.blocks = (None,)
             if passes is not None:
                 passes.copies = 1
 
@@ -479,23 +514,23 @@ class Cells:
 
     def _draws(self) -> tuple[Mapping[str, Any], list[Any]]:
         """The states of torch's generators, and the positions of the random draws of all hooks."""
-        return generator_states(python=False), [site.draws_place for site in self._context.hooks.sites]
+        return generator_states(python=False), [site.draws_place for site in self.context.hooks.sites]
 
     def _set_draws(self, draws: tuple[Mapping[str, Any], Sequence[Any]]) -> None:
         generators, places = draws
         set_generators(generators)
-        for site, place in zip(self._context.hooks.sites, places, strict=True):
+        for site, place in zip(self.context.hooks.sites, places, strict=True):
             site.draws_place = place
 
     # ---- the gradient ----------------------------------------------------------------------------------------------
 
     def _estimate(self, batch: Batch) -> None:
         """One forward and one backward pass: (value - activation) · d metric / d activation, for every trial."""
-        moved = self._moved
+        moved = self.moved
         reading = self._reading
         moved.kept = kept = list[Activation]()
         try:
-            with torch.enable_grad(), self._context.hooks.uncounted():
+            with torch.enable_grad(), self.context.hooks.uncounted():
                 (copy,) = self._copies(batch, (None,))
                 total = reading.values(copy).nansum()
         finally:
@@ -511,7 +546,8 @@ class Cells:
             tensors += activation.tensors
         gradients = torch.autograd.grad(total, tensors, allow_unused=True)
         for number in self._estimated:
-            trial = moved.trials[number]
+            trial = self._trials[number]
+            assert isinstance(trial, Trial)
             value = self.plain[batch.ids]
             first = 0
             for activation in kept:
@@ -527,7 +563,7 @@ class Cells:
         """[B]: the change of the metric to first order in what the trial changes of the activation."""
         site = activation.site
         site.fired += 1
-        op = self._moved.op(trial.hook, site.path, trial.seed)
+        op = self.moved.op(trial.hook, site.path, trial.seed)
         new = site.current.in_call(activation.call, activation.of_pass, op, activation.value)
         total = torch.zeros(samples, dtype=torch.float64)
         of_tensors = iter(gradients)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import product
@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from hookrun.engine.actions import values as action_values
 from hookrun.engine.actions.fields import Meaning
-from hookrun.engine.actions.values import RunValue
 from hookrun.engine.plan.model_tree import ModelNames
 from hookrun.engine.plan.plan import PlannedHook
 from hookrun.engine.plan.resolve import resolve
@@ -26,6 +26,7 @@ from hookrun.engine.spec import Spec
 from hookrun.engine.spec.hook import HookKeys
 from hookrun.engine.spec.tokens import Tokens
 from hookrun.errors import CompileError, Problem, counted, refuse
+from hookrun.studies.effects.circuit import KeptCells
 from hookrun.studies.effects.over import (
     CALL,
     EACH,
@@ -43,6 +44,7 @@ from hookrun.studies.effects.over import (
 )
 from hookrun.studies.effects.records import PLACEBO
 from hookrun.studies.effects.replay import Scouted, scout
+from hookrun.studies.effects.rest import Rest
 from hookrun.studies.kit.passes import (
     EXAMPLE_BATCH,
     Prepared,
@@ -62,11 +64,13 @@ MOST_CELLS = 1_000_000
 class Cell:
     """One site of the hook.
 
-    place: its number on each axis
-    paths: the modules that are hooked
-    hook:  the hook there
+    number: its place in the order of the axes, in which sites that do not exist count too
+    place:  its number on each axis
+    paths:  the modules that are hooked
+    hook:   the hook there
     """
 
+    number: int
     place: tuple[int, ...]
     paths: tuple[str, ...]
     hook: PlannedHook
@@ -111,6 +115,7 @@ class SiteGrid:
     split:    of the samples
     hook:     that hook
     scouted:  what a run of a copy of the model with the example showed
+    rest:     what replaces the cells outside a circuit; None: there is no circuit
 
     Raises CompileError with all mistakes found.
     """
@@ -119,8 +124,9 @@ class SiteGrid:
         self._problems = list[Problem]()
         self.prepared = prepared
         self._split = split
+        self.rest: Rest | None = None
         self.hook = next(hook for hook in prepared.plan.hooks if hook.spec.name == name)
-        self._runs = RunValues.of(prepared.experiment, split, prepared.data)
+        self.runs = RunValues.of(prepared.experiment, split, prepared.data)
         self.example = as_call(prepared.data.example(EXAMPLE_BATCH), prepared.model)
         seen = on_a_copy(prepared.model, self.example, partial(scout, self.hook), training=False)
         self.scouted = Scouted() if isinstance(seen, str) else seen
@@ -141,16 +147,23 @@ class SiteGrid:
         names_texts = tokens is not None and any(list(each.texts) for each in tokens.filters)
         if not names_texts and spec.action.outside_values() == base.spec.action.outside_values():
             return replace(base, spec=spec)
-        plan, wrong = resolve(Spec((spec,), self.prepared.plan.seed), self.prepared.model, self._runs)
+        plan, wrong = resolve(Spec((spec,), self.prepared.plan.seed), self.prepared.model, self.runs)
         self._problems += wrong
         return plan.hooks[0] if plan.hooks else None
 
-    def name_of(self, cell: Cell) -> str:
-        """``module=relu1, heads=0``."""
-        pairs = zip(self.axes, cell.place, strict=True)
+    @cached_property
+    def paths(self) -> tuple[str, ...]:
+        """The modules of all cells."""
+        return tuple(dict.fromkeys(path for cell in self.cells for path in cell.paths))
+
+    def name_of(self, trial: Trial | KeptCells) -> str:
+        """``module=relu1, heads=0``, ``4 cells kept``."""
+        if isinstance(trial, KeptCells):
+            return f"{counted(len(trial.cells), 'cell')} kept"
+        pairs = zip(self.axes, trial.cell.place, strict=True)
         return ", ".join(f"{axis.key}={axis.labels[at]}" for axis, at in pairs)
 
-    def try_every_cell(self, runner: SiteRunner) -> Op:
+    def try_every_cell(self, hook_of: Callable[[Cell], PlannedHook], runner: SiteRunner) -> Op:
         """What runs in place of the hook in a trial: every cell of this module, each on the value without the hook."""
         site = runner.site
         if site.hook_name != self.hook.spec.name:
@@ -158,7 +171,8 @@ class SiteGrid:
         forms = dict[str, PlannedHook]()
         for cell in self.cells:
             if site.path in cell.paths:
-                forms[json.dumps(structure(Spec((cell.hook.spec,))), default=str)] = cell.hook
+                hook = hook_of(cell)
+                forms[json.dumps(structure(Spec((hook.spec,))), default=str)] = hook
 
         def try_all(value: Any) -> Any:
             for hook in forms.values():
@@ -230,7 +244,7 @@ class SiteGrid:
             elif key in (HEADS, CALL):
                 self._problems += [Problem(where, why) for why in self._lacking(key, spec.keys)]
             elif key == EXPERTS:
-                _, wrong = resolve(Spec((spec,)), self.prepared.model, self._runs)
+                _, wrong = resolve(Spec((spec,)), self.prepared.model, self.runs)
                 self._problems += [problem.moved(where) for problem in wrong]
             elif key == TOKENS and spec.keys.tokens is not None:
                 for problem in self._misses(spec.keys.tokens):
@@ -338,7 +352,7 @@ class SiteGrid:
         if self._problems:
             return
         hooks = dict[tuple[int, ...], PlannedHook | None]()
-        for place in product(*map(range, self.sizes)):
+        for at, place in enumerate(product(*map(range, self.sizes))):
             paths = self._paths
             values = dict[str, Any]()
             numbers = list[int]()  # the place without that of the module
@@ -358,7 +372,7 @@ class SiteGrid:
                 hooks[key] = self._planned(values)
             hook = hooks[key]
             if hook is not None:
-                yield Cell(place, paths, hook)
+                yield Cell(at, place, paths, hook)
 
     # ---- trials ------------------------------------------------------------------------------------------------------
 
@@ -419,7 +433,7 @@ def _label(value: Any) -> Any:
 
 def _resampled(value: Any) -> Any:
     """The value, with that of each sample drawn from the other samples."""
-    if not isinstance(value, RunValue):
+    if not isinstance(value, action_values.RunValue):
         return value
     changed = dict[str, Any]()
     if value.minus is not None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from hookrun.engine.plan.plan import PlannedHook
@@ -17,7 +16,10 @@ from hookrun.engine.runtime.apply_action import Op, SiteRunner
 from hookrun.engine.runtime.site import HookSite
 from hookrun.engine.runtime.tokens.calls import Pass
 from hookrun.engine.values.containers import members, rebuild
+from hookrun.studies.effects.circuit import KeptCells
 from hookrun.studies.effects.grid import SiteGrid, Trial
+from hookrun.studies.effects.parts import joined, parts_of
+from hookrun.studies.effects.rest import ReplacedValue, replaced_value
 
 
 @dataclass
@@ -53,7 +55,7 @@ class MovedHook:
     def __init__(self, grid: SiteGrid, trials: Sequence[Trial]) -> None:
         self.grid = grid
         self.trials = trials
-        self.blocks: Sequence[Trial | None] = (None,)
+        self.blocks: Sequence[Trial | KeptCells | None] = (None,)
         self.records = False
         self.kept: list[Activation] | None = None
         self.on_fire: Callable[[str], None] | None = None
@@ -61,6 +63,12 @@ class MovedHook:
         self._runners = dict[str, SiteRunner]()
         self._ops = dict[tuple[str, int, int], Op]()
         self.rows = defaultdict[int, set[int]](set)
+        self._replaced = dict[tuple[str, int], ReplacedValue]()  # path and call -> for the current batch
+
+    def begin(self) -> None:
+        """Forget what belongs to the last batch."""
+        self.rows.clear()
+        self._replaced.clear()
 
     def __call__(self, runner: SiteRunner) -> Op:
         """The op in place of the site's own, see `Installation`."""
@@ -105,8 +113,10 @@ class MovedHook:
         site.fired += 1
         return self._by_block(site, value, ops)
 
-    def _op_of(self, trial: Trial | None, site: HookSite) -> Op | None:
+    def _op_of(self, trial: Trial | KeptCells | None, site: HookSite) -> Op | None:
         """What a trial does in the current call of the module, if it edits it."""
+        if isinstance(trial, KeptCells):
+            return partial(self._keep_cells, trial.cells, site)
         if trial is None or site.path not in trial.cell.paths:
             return None
         calls = trial.hook.spec.keys.when.call
@@ -120,6 +130,19 @@ class MovedHook:
         if key not in self._ops:
             self._ops[key] = self._runners[path].variant(hook, seed)
         return self._ops[key]
+
+    def _keep_cells(self, cells: frozenset[int], site: HookSite, value: Any) -> Any:
+        """The value of a copy of the batch in which all cells but these are replaced."""
+        place = site.path, site.call
+        if place not in self._replaced:
+            rest = self.grid.rest
+            assert rest is not None
+            ops = dict[int, Op]()
+            for cell in self.grid.cells:
+                if site.path in cell.paths:
+                    ops[cell.number] = self.op(rest.of(cell.hook), site.path, self.grid.prepared.plan.seed)
+            self._replaced[place] = replaced_value(value, ops)
+        return self._replaced[place].keeping(cells, value)
 
     def _keep(self, site: HookSite, value: Any) -> Any:
         """Pass on a copy of the value, with respect to which the metric is differentiated."""
@@ -169,51 +192,4 @@ class MovedHook:
             drawn.clear()
             drawn.update(before)
             news.append(old if op is None else op(old))
-        return _joined(value, olds, news)
-
-
-# ---- copies of a batch in one value --------------------------------------------------------------------------------
-
-
-def parts_of(value: Any, parts: int, rows: set[int]) -> list[Any]:
-    """The value for each copy of the batch. ValueError if its tensors do not hold one part after the other.
-
-    rows: the sizes of the first dimension that a tensor for one copy may have
-    """
-    pieces = [_pieces(leaf, parts, rows) for leaf in members(value)]
-    copies = list[Any]()
-    for part in range(parts):
-        copies.append(_with(value, [of_leaf[part] for of_leaf in pieces]))
-    return copies
-
-
-def _pieces(leaf: Any, parts: int, rows: set[int]) -> Sequence[Any]:
-    """The part of a tensor for each copy; a tensor that is the same for all of them, and what is not a tensor."""
-    if not isinstance(leaf, Tensor) or not leaf.dim() or not rows:
-        return [leaf] * parts
-    is_for_one = leaf.shape[0] in rows
-    is_for_all = leaf.shape[0] % parts == 0 and leaf.shape[0] // parts in rows
-    if is_for_one == is_for_all:
-        raise ValueError(f"a tensor of shape {list(leaf.shape)} for {parts} copies of the batch")
-    return leaf.chunk(parts) if is_for_all else [leaf] * parts
-
-
-def _joined(value: Any, olds: Sequence[Any], news: Sequence[Any]) -> Any:
-    """The value with the new parts, each the same object as the old one where nothing has changed."""
-    before = [members(old) for old in olds]
-    after = [members(new) for new in news]
-    leaves = members(value)
-    for place, leaf in enumerate(leaves):
-        parts = [of_copy[place] for of_copy in after]
-        if all(part is of_copy[place] for part, of_copy in zip(parts, before, strict=True)):
-            continue
-        if before[0][place] is leaf:
-            raise ValueError("a tensor that all copies of the batch share would change")
-        leaves[place] = torch.cat(parts)
-    return _with(value, leaves)
-
-
-def _with(value: Any, leaves: Iterable[Any]) -> Any:
-    """The value with other members that are not containers."""
-    rest = iter(leaves)
-    return rebuild(value, lambda leaf: next(rest))
+        return joined(value, olds, news)

@@ -32,6 +32,9 @@ EVERY = "**"
 
 _OTHER_KEYS = ("target", "when")
 
+PLACES = (MODULE, HEADS, TOKENS, INDEX, CALL, *_OTHER_KEYS)
+"""The keys that say where a hook acts."""
+
 Size = Annotated[int, Field(strict=True, ge=1, le=10**9)]
 
 

@@ -5,20 +5,24 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hookrun.errors import first_lines, shortened
+from hookrun.errors import counted, first_lines, shortened
 from hookrun.studies.effects.records import (
+    CHANCE,
+    CIRCUIT,
     CLEAN,
     EXACT,
     GRADIENT,
     OF_SAMPLES,
     PLACEBO,
     PLAIN_OF_SAMPLES,
+    REPLACED,
     RESTORED,
     Effects,
     read_effects,
@@ -187,6 +191,8 @@ def _figures(effects: Effects, grid: Map, metric: str) -> Iterator[Figure]:
         if EXACT in effects:
             note += _agreement(effects[EXACT], effects[GRADIENT])
         yield grid.draw(f"{title}, estimated from the gradient", estimate, note, are_changes=True)
+    if CIRCUIT in effects:
+        yield _circuit(effects, grid)
     if OF_SAMPLES in effects and len(effects.samples) > 1:
         values = effects[OF_SAMPLES].double()
         spread = (values - values.nanmean(-1, keepdim=True)).square().nanmean(-1).sqrt()
@@ -223,6 +229,24 @@ def _placebo(exact: Tensor, placebo: Tensor, grid: Map, title: str) -> Figure:
         labels=[grid.cells[at] for at in order.tolist()],
         note="band: from the smallest to the largest value with another sample's values",
     )
+
+
+def _circuit(effects: Effects, grid: Map) -> Figure:
+    """The faithfulness of circuits by size, and the range of that of random sets."""
+    order = torch.tensor(effects.sizes).argsort(stable=True)
+    sizes = torch.tensor(effects.sizes)[order].tolist()
+    curves = [Series("strongest cells", sizes, effects[CIRCUIT][order].tolist())]
+    note = f"1: as without the hook; 0: as with all cells replaced, where it is {number(float(effects[REPLACED]))}"
+    if CHANCE in effects:
+        chance = effects[CHANCE][:, order]
+        low = chance.amin(0).tolist()
+        high = chance.amax(0).tolist()
+        curves.append(Series("random sets", sizes, chance.mean(0).tolist(), low, high))
+        note += f"; band: from the smallest to the largest value of {counted(len(chance), 'random set')}"
+    first = effects.by_strength()[: min(max(effects.sizes), TOP)]
+    kept = "; ".join(grid.cells[at] for at in first)
+    figure = lines("faithfulness of circuits", curves, x="cells kept", y="faithfulness", note=note)
+    return replace(figure, facts=(f"the strongest first: {kept}",))
 
 
 def _top(effects: Effects, grid: Map, ranked: Sequence[int], linked: set[int]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 EFFECTS = "effects.safetensors"
 EFFECTS_TABLE = "effects.csv"
+CIRCUIT_TABLE = "circuit.csv"
 
 EXACT = "exact"
 GRADIENT = "gradient"
@@ -32,6 +33,10 @@ OF_SAMPLES = "exact_samples"
 PLAIN_OF_SAMPLES = "unedited_samples"
 CLEAN_OF_SAMPLES = "clean_samples"
 SAMPLES = "samples"
+CIRCUIT = "circuit"
+CHANCE = "circuit_chance"
+REPLACED = "replaced"
+SIZES = "sizes"
 _OF_A_CELL = (EXACT, GRADIENT, RESTORED)
 """Tensors with a number for each cell."""
 _REPEATED = (PLACEBO, SEEDS)
@@ -72,6 +77,11 @@ class LargestEffect:
         return f", tied with {self.ties:,} other{'s' if self.ties > 1 else ''}"
 
 
+def is_change(value: float, other: float) -> bool:
+    """Whether two metrics are finite, and differ by more than rounding."""
+    return abs(value - other) > _ROUNDING * (abs(value) + abs(other)) and math.isfinite(value - other)
+
+
 def _name_of(site: Mapping[str, Any]) -> str:
     """``module=relu1, heads=0``"""
     return ", ".join(f"{axis}={label}" for axis, label in site.items())
@@ -87,8 +97,13 @@ class Effects(html.Shown, Lookup["Tensor"]):
     exact_samples:    [*cells, samples]
     unedited, clean:  the metric without the hook, and in the run to compare with; the mean over samples
     unedited_samples, clean_samples: [samples]
+    circuit:          [sizes] the faithfulness of the strongest cells: (metric - replaced) / (unedited - replaced)
+                      where all other cells are replaced
+    circuit_chance:   [chance, sizes] that of random sets of the same sizes
+    replaced:         the metric with all cells replaced
 
     axes:    name of an axis of `exact` -> its labels
+    sizes:   how many cells each circuit keeps
     samples: the number of each sample
     faults:  cells in which the metric of a sample is not finite, as lines of text
     about:   hook, metric, split
@@ -104,9 +119,11 @@ class Effects(html.Shown, Lookup["Tensor"]):
         samples: Sequence[int],
         about: Mapping[str, str],
         faults: Sequence[str] = (),
+        sizes: Sequence[int] = (),
     ) -> None:
         super().__init__("tensor", "the effects", tensors)
         self.faults = faults
+        self.sizes = list(sizes)
         self.axes = {name: list(labels) for name, labels in axes.items()}
         self.samples, self.about = list(samples), dict(about)
 
@@ -121,6 +138,19 @@ class Effects(html.Shown, Lookup["Tensor"]):
         heads = (*self.axes, self.about.get("metric", ""), "change")
         title = f"effects of {self.about.get('hook')}: {self.strongest()}"
         return html.View(title, heads, rows, len(ranked))
+
+    def with_circuit(
+        self, sizes: Sequence[int], tensors: Mapping[str, Tensor], faults: Iterable[str]
+    ) -> Effects:
+        """The effects with those of circuits that keep so many cells; a fault says if there is no faithfulness."""
+        lines = [*self.faults, *faults]
+        replaced = float(tensors[REPLACED])
+        if not is_change(self.unedited, replaced):
+            lines.append(
+                f"circuit: without a value, since {self.about.get('metric')} is {self.unedited:.6g} without the hook "
+                f"and {replaced:.6g} with all cells replaced"
+            )
+        return Effects({**self, **tensors}, self.axes, self.samples, self.about, lines, sizes)
 
     @property
     def main(self) -> Tensor:
@@ -165,6 +195,15 @@ class Effects(html.Shown, Lookup["Tensor"]):
         finite = sizes.isfinite().nonzero().flatten()
         ranked: list[int] = finite[sizes[finite].argsort(descending=True, stable=True)].tolist()
         return ranked
+
+    def by_strength(self) -> list[int]:
+        """The numbers of all cells, those first that a circuit keeps first: with the largest |estimate - unedited|.
+
+        Without estimates it is |exact - unedited|. Of equal cells the first one in the order of the axes comes first.
+        """
+        changes = self.changes(GRADIENT if GRADIENT in self else EXACT).flatten().abs()
+        order: list[int] = changes.nan_to_num(-1.0).argsort(descending=True, stable=True).tolist()
+        return order
 
     def largest(self) -> LargestEffect | None:
         """The cell with the largest effect; None if no cell has a finite one."""
@@ -220,12 +259,25 @@ def write_effects(folder: Path, effects: Effects) -> None:
         "axes": encode(effects.axes),
         "samples": encode(effects.samples),
         "faults": encode(effects.faults),
+        "sizes": encode(effects.sizes),
         "dims": encode(dims),
     }
     with replacing(folder / EFFECTS) as file:
         write_tensors(file, dict(effects), metadata)
     rows = [cell.values() for cell in effects.cells()]
     write_table(folder / EFFECTS_TABLE, [(*effects.axes, *_NUMBERS), *rows])
+    if CIRCUIT in effects:
+        write_table(folder / CIRCUIT_TABLE, _circuit_rows(effects))
+
+
+def _circuit_rows(effects: Effects) -> Iterator[tuple[Any, ...]]:
+    """A row for each size of a circuit, below the names of the columns."""
+    yield "size", CIRCUIT, "chance_mean", "chance_std"
+    means = deviations = [None] * len(effects.sizes)
+    if CHANCE in effects:
+        means = effects[CHANCE].mean(0).tolist()
+        deviations = effects[CHANCE].std(0, correction=0).tolist()
+    yield from zip(effects.sizes, effects[CIRCUIT].tolist(), means, deviations, strict=True)
 
 
 def _dimensions(name: str, axes: Iterable[str]) -> list[str]:
@@ -236,6 +288,8 @@ def _dimensions(name: str, axes: Iterable[str]) -> list[str]:
         return [name, *axes]
     if name == OF_SAMPLES:
         return [*axes, SAMPLES]
+    if name in (CIRCUIT, CHANCE):
+        return ["chance", SIZES] if name == CHANCE else [SIZES]
     return [SAMPLES] if name.endswith("_samples") else []
 
 
@@ -251,24 +305,26 @@ def read_effects(folder: Path) -> Effects | None:
         axes = decode(about.pop("axes").encode())
         samples = decode(about.pop("samples").encode())
         faults = [str(line) for line in decode(about.pop("faults", "[]").encode())]
+        kept = decode(about.pop(SIZES, "[]").encode())
         about.pop("dims", None)
         sizes = [len(labels) for labels in axes.values()]
         for name, tensor in tensors.items():
-            _require_form(name, tensor, sizes, len(samples))
+            _require_form(name, tensor, sizes, len(samples), len(kept))
     except (KeyError, ValueError, AttributeError, TypeError) as error:
         raise StoreError(f"{path} does not describe its axes: {error}") from error
-    effects = Effects(tensors, axes, samples, about, faults)
+    effects = Effects(tensors, axes, samples, about, faults, kept)
     effects.folder = folder
     return effects
 
 
-def _require_form(name: str, tensor: Tensor, sizes: Sequence[int], samples: int) -> None:
+def _require_form(name: str, tensor: Tensor, sizes: Sequence[int], samples: int, circuits: int) -> None:
     """Raise ValueError if a tensor of a known name does not have the form that it should have.
 
-    sizes: of the axes of the grid
+    sizes:    of the axes of the grid
+    circuits: how many sizes of circuits there are
     """
     shape = list(tensor.shape)
-    if name in (PLAIN, CLEAN):
+    if name in (PLAIN, CLEAN, REPLACED):
         expected = list[int]()
     elif name in (PLAIN_OF_SAMPLES, CLEAN_OF_SAMPLES):
         expected = [samples]
@@ -279,6 +335,9 @@ def _require_form(name: str, tensor: Tensor, sizes: Sequence[int], samples: int)
     elif name in _REPEATED:
         expected = [*sizes]
         shape = shape[1:]
+    elif name in (CIRCUIT, CHANCE):
+        expected = [circuits]
+        shape = shape[1:] if name == CHANCE else shape
     else:
         return
     if shape != expected:

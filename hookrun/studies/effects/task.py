@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 
-from hookrun.engine.actions.values import PassValue, is_by_sample, is_drawn
+from hookrun.engine.actions import values as action_values
 from hookrun.engine.spec import HookSpec
 from hookrun.engine.spec.tokens import TokensClause
 from hookrun.errors import (
@@ -21,6 +22,7 @@ from hookrun.errors import (
     nearest,
     refuse,
 )
+from hookrun.studies.effects.circuit import REST, Circuit, Sets
 from hookrun.studies.effects.over import (
     CALL,
     EVERY,
@@ -47,7 +49,9 @@ from hookrun.studies.kit.tasks import (
 )
 
 if TYPE_CHECKING:
-    from hookrun.studies.kit.passes import Prepared, RunContext
+    from hookrun.studies.effects.cells import Cells
+    from hookrun.studies.effects.records import Effects
+    from hookrun.studies.kit.passes import Batches, Prepared, RunContext
     from hookrun.studies.kit.tasks import JobCache
 
 MOST_REPEATS = 1_000
@@ -69,6 +73,7 @@ class EffectsTask(TaskOfOneSplit):
     method:  exact, gradient or both; gradient is an estimate to first order from one backward pass for all cells
     placebo: how often each cell is also computed with the values of other samples
     seeds:   how often each cell is computed, with other random numbers
+    circuit: keep the strongest cells, replace all others: {sizes: [1, 2, 4], rest: {run: R}, chance: 20}
     max_rows: for a metric over the whole split: how many samples or tokens of all cells together are kept at most
     """
 
@@ -87,6 +92,7 @@ class EffectsTask(TaskOfOneSplit):
     ] = (EXACT,)
     placebo: Annotated[int, Field(strict=True, ge=0, le=MOST_REPEATS)] = 0
     seeds: Annotated[int, Field(strict=True, ge=1, le=MOST_REPEATS)] = 1
+    circuit: Circuit | None = None
     max_rows: MostRows = MOST_ROWS
 
     @field_validator("metric")
@@ -97,6 +103,11 @@ class EffectsTask(TaskOfOneSplit):
         if metric is not None and metric.average == "none":
             raise ValueError("a cell has one value: leave out average: none")
         return metric
+
+    @property
+    def named_runs(self) -> Mapping[str, str]:
+        """Key path -> name of each run that the circuit reads."""
+        return {} if self.circuit is None else self.circuit.runs
 
     @property
     def metrics(self) -> tuple[MetricKeys, ...]:
@@ -130,6 +141,7 @@ class EffectsTask(TaskOfOneSplit):
         from hookrun.engine.prove.trial import prove
         from hookrun.studies.effects.grid import SiteGrid
         from hookrun.studies.effects.moved import MovedHook
+        from hookrun.studies.effects.rest import Rest
 
         first = self._with_first_values(experiment)
         try:
@@ -137,25 +149,37 @@ class EffectsTask(TaskOfOneSplit):
         except Refusal as error:
             raise self._at_task(error) from error
         grid = SiteGrid(prepared, str(self.hook), self.over or {}, self.splits[0])
-        try:
-            proven = prove(
-                prepared.plan,
-                prepared.model,
-                grid.example,
-                training=False,
-                backward=False,
-                replace_op=grid.try_every_cell,
-            )
-        except Refusal as error:
-            raise self._at_task(error, self._place_of_cells()) from error
+        hooks = {self._place_of_cells(): lambda cell: cell.hook}
+        if self.circuit is not None:
+            refuse(self.circuit.size_problems(len(grid.cells)))
+            samples = samples_of_a_pass(prepared.settings, prepared.data.sizes[self.splits[0]])
+            grid.rest = rest = Rest(prepared, grid.hook, self.circuit.rest, grid.runs, samples)
+            hooks[REST] = lambda cell: rest.of(cell.hook)
+        for where, hook_of in hooks.items():
+            try:
+                proven = prove(
+                    prepared.plan,
+                    prepared.model,
+                    grid.example,
+                    training=False,
+                    backward=False,
+                    replace_op=partial(grid.try_every_cell, hook_of),
+                )
+            except Refusal as error:
+                raise self._at_task(error, where) from error
         trials = grid.trials(dict.fromkeys(self.method, self.seeds), self.placebo)
+        passes = len(trials)
+        if self.circuit is not None:
+            passes += 1 + self.circuit.most_sets(len(grid.cells))
         if prepared.metrics[0].over is not None:
-            refuse(self._over_split_problems(prepared, len(trials)))
+            refuse(self._over_split_problems(prepared, passes))
         sizes = " × ".join(f"{axis.key} {len(axis.labels)}" for axis in grid.axes)
         lines = [
             *prepared.lines,
             f"{counted(len(grid.cells), 'cell')}: {sizes}; the plan shows the first value of each",
         ]
+        if self.circuit is not None and grid.rest is not None:
+            lines.append(self.circuit.line(len(grid.cells), grid.rest.value))
         if proven.unchecked is not None:
             lines.append(f"cells unchecked: {proven.unchecked}")
         metrics = [replace(metric, where="task.metric") for metric in prepared.metrics]
@@ -206,7 +230,7 @@ class EffectsTask(TaskOfOneSplit):
         yield from self._settings_problems(experiment.settings)
         for hook in enabled.values():
             for field, value in hook.action.outside_values().items():
-                if isinstance(value, PassValue):
+                if isinstance(value, action_values.PassValue):
                     yield Problem(
                         f"{hook.where}.{field}",
                         f"{value}: the task leaves out parts of passes, also captures",
@@ -215,6 +239,8 @@ class EffectsTask(TaskOfOneSplit):
         if self.hook in enabled and self.over is not None:
             yield from problems_of(self.over, enabled[self.hook])
             yield from self._hook_problems(enabled[self.hook])
+            if self.circuit is not None:
+                yield from self.circuit.problems(self.over, enabled[self.hook])
 
     def _settings_problems(self, settings: Settings) -> Iterator[Problem]:
         if settings.compute.compile:
@@ -261,14 +287,20 @@ class EffectsTask(TaskOfOneSplit):
                 "move an edit on forward or forward_pre",
             )
         values = [*action.outside_values().values(), *(self.over or {}).get("value", ())]
-        if self.placebo and not any(isinstance(value, dict) or is_by_sample(value) for value in values):
+        if self.placebo and not any(
+            isinstance(value, dict) or action_values.is_by_sample(value) for value in values
+        ):
             yield Problem(
                 "task.placebo",
                 "a placebo takes the values of other samples, and the hook has the same value for all samples",
                 "use a value with sample: same, or leave it out",
             )
         draws = action.draws or hook.keys.when.probability < 1
-        if self.seeds > 1 and not draws and not any(isinstance(v, dict) or is_drawn(v) for v in values):
+        if (
+            self.seeds > 1
+            and not draws
+            and not any(isinstance(v, dict) or action_values.is_drawn(v) for v in values)
+        ):
             yield Problem(
                 "task.seeds",
                 f"{action.action_name} draws no random numbers, so all seeds are equal",
@@ -300,16 +332,37 @@ class EffectsTask(TaskOfOneSplit):
         names = context.sample_names({self.splits[0]: batches})
         samples = samples_of_a_pass(context.settings, batches.samples)
         assert samples is not None
-        values = Cells(context, moved, None if self.against is None else self.against.run, samples)
-        with context.evaluating(batches, self.name, {"cells": values, "names": names}) as (passed, _):
-            for batch in passed:
-                names.write(batch, values.compute(batch))
-                context.hooks.step()
-        names.write_pictures()
-        effects = values.effects(self.splits[0])
+        against = None if self.against is None else self.against.run
+        values = Cells(context, moved, moved.trials, samples, against)
+        with context.resuming.state_part("cells", values, {}):
+            if not values.is_done:
+                with context.evaluating(batches, self.name, {"names": names}) as (passed, _):
+                    for batch in passed:
+                        names.write(batch, values.compute(batch))
+                        context.hooks.step()
+                names.write_pictures()
+                values.end()
+            effects = values.effects(self.splits[0])
+            if self.circuit is not None and not context.stopped:
+                effects = self._with_circuit(self.circuit, values, effects, batches)
         write_effects(context.run_dir.path, effects)
         context.screen.say("\n".join([effects.strongest(), *first_lines(effects.faults)]))
         context.conclude(self.split, {"unedited": float(effects[PLAIN]), "cells": len(moved.grid.cells)})
+
+    def _with_circuit(self, circuit: Circuit, values: Cells, effects: Effects, batches: Batches) -> Effects:
+        """The effects with those of a circuit, from a second pass over the samples."""
+        grid = values.moved.grid
+        cells = {cell.number for cell in grid.cells}
+        order = [number for number in effects.by_strength() if number in cells]
+        sets = Sets(circuit, order, grid.prepared.settings.seed)
+        values = values.again(sets.trials)
+        with values.context.evaluating(batches, "circuit", {"cells": values}) as (passed, _):
+            for batch in passed:
+                values.compute(batch)
+                values.context.hooks.step()
+        return effects.with_circuit(
+            circuit.sizes, sets.results(values.means(), effects.unedited), values.faults()
+        )
 
 
 _NEEDED = {

@@ -55,6 +55,7 @@ from hookrun.run.experiment.run_values import (
     RunValues as RunValues,  # the other runs that an experiment names
 )
 from hookrun.run.experiment.sample_checks import missing_spans as missing_spans  # why samples lack a span
+from hookrun.run.experiment.sample_checks import row_problems as row_problems  # why values lack samples
 from hookrun.run.experiment.session import (
     generator_states as generator_states,  # the states of the random generators
 )

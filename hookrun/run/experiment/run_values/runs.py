@@ -142,10 +142,13 @@ def _checkpoint(run: Run, named: RunWeights) -> str:
 def other_runs(experiment: Experiment) -> tuple[UsedRunRecord, ...]:
     """The runs that the experiment uses outside the values of its hooks (`model.weights`, `task.metrics`).
 
-    Raises HookrunError if a run does not exist.
+    Raises SpecError if a run does not exist.
     """
-    named, runs = {**experiment.takes, **runs_of(experiment.settings)}, RunReferences.of(experiment)
-    records = [runs.used(where, name) for where, name in named.items()]
+    runs = RunReferences.of(experiment)
+    records = list[UsedRunRecord | None]()
+    for where, name in {**experiment.takes, **runs_of(experiment.settings)}.items():
+        with refused_at(where):
+            records.append(runs.used(where, name))
     return tuple(record for record in records if record is not None)
 
 
