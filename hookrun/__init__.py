@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from hookrun.integrations.recording import Recording
     from hookrun.run.own_loop import ExperimentData
     from hookrun.store.reader import Run
+    from hookrun.store.rows import rows
     from hookrun.store.runs import Runs, runs
 
 __all__ = [
@@ -55,6 +56,7 @@ __all__ = [
     "open_run",
     "points",
     "record",
+    "rows",
     "run",
     "runs",
     "sweep",
@@ -84,6 +86,7 @@ _HOMES = {
     "open_run": "hookrun.api",
     "points": "hookrun.engine.plan.attention_points",
     "record": "hookrun.api",
+    "rows": "hookrun.store.rows",
     "sweep": "hookrun.in_process",
 }
 _MODULES = ("errors", "extend", "integrations", "run", "runs", "testing")

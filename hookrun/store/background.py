@@ -6,16 +6,18 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeVar
 
 from torch import Tensor
 
 from hookrun.engine.values.host_copies import HostCopy, copy_to_host
 from hookrun.engine.values.tensors import read_together
 
+T = TypeVar("T")
 Write = Callable[[Mapping[str, Tensor]], object]
 """Writes tensors, by name."""
 
@@ -24,6 +26,15 @@ MOST_COPIED = 2**26
 
 INTERVAL = 0.5
 """Seconds between two writes of the states of quick epochs: a disk that is always busy slows training down."""
+
+
+def ahead(items: Iterator[T]) -> Iterator[T]:
+    """The items, which are not None; a thread makes the next one while the program works with one."""
+    with ThreadPoolExecutor(1) as thread:
+        upcoming = thread.submit(next, items, None)
+        while (item := upcoming.result()) is not None:
+            upcoming = thread.submit(next, items, None)
+            yield item
 
 
 @dataclass(eq=False)

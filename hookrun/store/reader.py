@@ -27,11 +27,13 @@ from hookrun.store.captures.read import (
     SampleTable,
     StoredCapture,
     captured_tensors,
+    chosen_tensors,
     read_captures,
 )
 from hookrun.store.captures.shard import index_names, read_index
 from hookrun.store.captures.tensor_file import Chunks, write_tensors
 from hookrun.store.config.stored import data_used, read_yaml
+from hookrun.store.export import ARROW, PARQUET, export_rows
 from hookrun.store.files import StoreError, by_number, os_reason, read_whole, replacing
 from hookrun.store.folds import read_folds
 from hookrun.store.format import (
@@ -375,26 +377,49 @@ class Run(Shown):
         """Show the page of the run in the notebook; elsewhere print its path. It is made if it does not exist."""
         ask_report("show_page", self.path)
 
-    def export(self, path: str | os.PathLike[str]) -> list[str]:
-        """Write every capture into one safetensors file, and return its keys.
+    def export(
+        self,
+        path: str | os.PathLike[str],
+        capture: str | None = None,
+        module: str | None = None,
+        *,
+        overwrite: bool = False,
+    ) -> list[str]:
+        """Write captured rows for other programs, and return the names of what was written.
 
-        A capture is called ``hook/module`` (``hook/module/path`` within a container), its sample ids
-        ``hook/module.sample_ids``. Raises HookrunError if the rows of a capture differ in shape.
+        path:      ``rows.parquet`` or ``rows.arrow``: a table with a line for each row, see `export_rows`;
+                   ``rows.safetensors``: each capture as a tensor ``hook/module`` (``hook/module/path`` within a
+                   container), its sample ids as ``hook/module.sample_ids``; or a new folder: a Parquet file for each
+                   capture, numbered in the order of the names
+        capture:   the hook whose captures are written; None: all of them
+        module:    any name of a module, ``encoder [0]`` for one tensor of a container; None: all of them
+        overwrite: replace a file
+
+        HookrunError if pyarrow is missing, the rows of a capture differ in shape, or several kinds of rows were to go
+        into one table; StoreError if the file is there, or cannot be written.
         """
         target = Path(path).expanduser()
-        if target.suffix != ".safetensors":
+        if target.suffix not in ("", PARQUET, ARROW, ".safetensors"):
             raise HookrunError(
-                f"captures are exported as .safetensors, not {target.name}; run.table() is for metrics"
+                f"captures are exported as .parquet, .arrow, into a folder, or as .safetensors, not {target.name}; "
+                "run.table() is for metrics"
             )
-        tensors = dict[str, Tensor | Chunks]()
-        for capture in captured_tensors(self.captures):
-            name = f"{capture.hook}/{capture.module}"
-            if capture.path:
-                name += f"/{capture.path}"
-            tensors[name] = Chunks(capture.dtype, capture.shape, capture.batches(ROWS_AT_ONCE))
-            tensors[f"{name}.sample_ids"] = capture.sample_ids
-        if not tensors:
+        chosen = chosen_tensors(self.captures, capture, module)
+        if not chosen:
             raise HookrunError("the run captured nothing: there is nothing to export")
+        if target.exists() and not (overwrite and target.is_file()):
+            raise StoreError(f"{target} is there: give another name, or for a file overwrite=True")
+        names = list[str]()
+        for each in chosen:
+            name = f"{each.hook}/{each.module}"
+            names.append(f"{name}/{each.path}" if each.path else name)
+        if target.suffix != ".safetensors":
+            export_rows(target, chosen)
+            return names
+        tensors = dict[str, Tensor | Chunks]()
+        for name, each in zip(names, chosen, strict=True):
+            tensors[name] = Chunks(each.dtype, each.shape, each.batches(ROWS_AT_ONCE))
+            tensors[f"{name}.sample_ids"] = each.sample_ids
         with replacing(target) as file:
             write_tensors(file, tensors)
         return list(tensors)

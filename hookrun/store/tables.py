@@ -15,12 +15,16 @@ def as_table(columns: Mapping[str, list[Any]], form: Literal["pandas", "arrow"])
 
     HookrunError if the library is not installed, or has no type for a column.
     """
-    module = "pyarrow" if form == "arrow" else form
-    if importlib.util.find_spec(module) is None:
-        raise HookrunError(f"{module} is not installed: pip install {module}")
-    library: Any = importlib.import_module(module)
+    library = installed("pyarrow" if form == "arrow" else form)
     try:
         return library.DataFrame(columns) if form == "pandas" else library.table(columns)
     except (TypeError, ValueError, OverflowError) as error:
         # a stranger's record may have texts beside numbers
         raise HookrunError(f"a column cannot be written as {form}: {reason(error)}") from error
+
+
+def installed(library: str, module: str | None = None) -> Any:
+    """A library, or one of its modules. HookrunError if it is not installed."""
+    if importlib.util.find_spec(library) is None:
+        raise HookrunError(f"{library} is not installed: pip install {library}")
+    return importlib.import_module(module or library)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -26,8 +28,9 @@ from hookrun.store.captures.tensor_file import (
     dtype_name,
     open_tensors,
     read_tensor,
+    tensor_start,
 )
-from hookrun.store.files import StoreError, require_size
+from hookrun.store.files import StoreError, open_inside, require_bytes, require_size
 from hookrun.store.format import COLUMNS, FIRING, SAMPLES, STORED_DTYPES, TOKENS
 from hookrun.store.records import SampleLine, TokenLine, grouped, read_records
 from hookrun.store.studies import ask_report
@@ -37,6 +40,8 @@ T = TypeVar("T")
 
 _DTYPES = {dtype_name(dtype): dtype for dtype in DTYPES}
 _OPEN_SHARDS = 16
+_READ_AT_ONCE = 2**20
+"""Bytes. So many neighbouring rows, or more, are read and not mapped, which is slower and holds memory."""
 _SHOWN_ROWS = 5
 _SHOWN_VALUES = 8
 """How many rows, and how many values of each, a notebook shows."""
@@ -48,12 +53,56 @@ _LEAST = (FIRING, 0, 0, 0, 0, -1, -1, -1, -1, -1)
 """The smallest allowed value of each column of COLUMNS, which is also its value where the column is missing."""
 
 
+@dataclass(frozen=True)
+class PlainFile:
+    """A file of tensors that another program wrote: a shard without tables of its rows, which are made.
+
+    sample:    the number of its first sample
+    is_tokens: its rows are the tokens of one sample; else each row is a sample
+    is_whole:  each of its tensors is one row
+    split:     of its samples, as in the column; -1: not known
+    """
+
+    file: str
+    bytes: int
+    entries: Sequence[Entry]
+    sample: int
+    is_tokens: bool = False
+    is_whole: bool = False
+    split: int = -1
+    columns: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def samples(self) -> int:
+        """How many samples its rows are of."""
+        return 1 if self.is_tokens or self.is_whole else self.entries[0].rows
+
+    def table(self, rows: int) -> Tensor:
+        """[rows, columns]: the sample of each row, its split, and if they are tokens its position."""
+        table = torch.tensor(_LEAST, dtype=torch.int64, device="cpu").repeat(rows, 1)
+        table[:, COLUMNS.index("split")] = self.split
+        numbers = torch.arange(rows, device="cpu")
+        if self.is_tokens:
+            table[:, COLUMNS.index("sample")] = self.sample
+            table[:, COLUMNS.index("position")] = numbers
+        else:
+            table[:, COLUMNS.index("sample")] = self.sample + numbers
+        return table
+
+
 @dataclass(frozen=True, slots=True)
 class _Part:
     """The rows of one capture in one shard: the shard's file, and the entry in its index."""
 
-    shard: Shard
+    shard: Shard | PlainFile
     entry: Entry
+
+    @property
+    def stored_shape(self) -> list[int]:
+        """The shape of the tensor in the file."""
+        if isinstance(self.shard, PlainFile) and self.shard.is_whole:
+            return list(self.entry.shape)
+        return [self.entry.rows, *self.entry.shape]
 
 
 _kind_of: Callable[[_Part], tuple[str, tuple[int, ...]]] = attrgetter("entry.dtype", "entry.shape")
@@ -110,6 +159,11 @@ class StoredCapture(Shown):
             label += f", {self.path}"
         return label
 
+    @property
+    def place(self) -> str:
+        """The module, and the place in its value: ``encoder [0]``."""
+        return f"{self.module} {self.path}" if self.path else self.module
+
     def __len__(self) -> int:
         return self._count
 
@@ -140,12 +194,12 @@ class StoredCapture(Shown):
         """The rows of at most `most` shards, evenly spaced with the first and the last."""
         return self._of(spread(self._parts, most))
 
-    def chosen(self, rows: Tensor) -> StoredCapture:
+    def chosen(self, rows: Tensor | slice) -> StoredCapture:
         """The rows with these numbers [n] as a capture, in this order; its shards are those of the whole capture."""
         table, order = self._table
         capture = self._of(self._parts)
         capture._table = table[rows], order[rows]
-        capture._count = len(rows)
+        capture._count = len(order[rows])
         return capture
 
     def _of(self, parts: Sequence[_Part], shards: _Shards | None = None) -> StoredCapture:
@@ -250,6 +304,8 @@ class StoredCapture(Shown):
 
     def _sample_values(self, column: str) -> list[str]:
         lines = self._samples.by_sample
+        if not lines:
+            return [""] * len(self)
         names = zip(self.splits, self.sample_ids.tolist(), strict=True)
         return [str(lines.get(name, {}).get(column) or "") for name in names]
 
@@ -332,6 +388,8 @@ class StoredCapture(Shown):
 
     def _table_of(self, part: _Part) -> Tensor:
         """[rows of the part, columns]; columns that an earlier version did not write hold their defaults."""
+        if isinstance(part.shard, PlainFile):
+            return part.shard.table(part.entry.rows)
         stored = read_tensor(self._shards.file_of(part), f"{part.entry.key}.rows")
         least = torch.tensor(_LEAST, dtype=torch.int64, device="cpu")
         table = least.repeat(len(stored), 1)
@@ -384,13 +442,44 @@ class StoredCapture(Shown):
 
     def _fill(self, out: Tensor, part: _Part, rows: Tensor, targets: Tensor) -> None:
         """Copy rows of a part, ascending with repetitions, to their targets; of the file only these rows are read."""
-        stored = as_bytes(read_tensor(self._shards.file_of(part), part.entry.key))
-        if (torch.stack([rows, targets]).diff() == 1).all():  # neighbours: copied at once
-            first = int(rows[0])
-            place = int(targets[0])
+        are_neighbours = bool((torch.stack([rows, targets]).diff() == 1).all())
+        first = int(rows[0])
+        place = int(targets[0])
+        if are_neighbours and len(rows) * out.shape[1] >= _READ_AT_ONCE:
+            with self._shards.opened(part) as (file, start):
+                _read_rows(file, start, first, out[place : place + len(rows)])
+            return
+        tensor = read_tensor(self._shards.file_of(part), part.entry.key)
+        stored = as_bytes(tensor.reshape(part.entry.rows, *part.entry.shape))
+        if are_neighbours:  # copied at once
             out[place : place + len(rows)] = stored[first : first + len(rows)]
         else:
             out[targets] = stored[rows]
+
+    def read_recorded(self, pieces: Iterable[tuple[int, Tensor]]) -> None:
+        """Read neighbouring rows in the order of recording, without their tables and without mapping a shard.
+
+        pieces: the number of a first row, and where it and its neighbours go, [rows, bytes of a row] uint8; the
+                numbers ascend, so that each shard is opened once
+        """
+        bounds = self._bound_list
+        here = -1
+        with ExitStack() as shard:
+            for first, out in pieces:
+                while len(out):
+                    number = bisect_right(bounds, first) - 1
+                    if number != here:
+                        shard.close()
+                        file, start = shard.enter_context(self._shards.opened(self._parts[number]))
+                        here = number
+                    rows = min(len(out), bounds[number + 1] - first)
+                    _read_rows(file, start, first - bounds[number], out[:rows])
+                    first += rows
+                    out = out[rows:]
+
+    @cached_property
+    def _bound_list(self) -> list[int]:
+        return self._bounds.tolist()
 
 
 Leaf = StoredCapture | Lookup[StoredCapture]
@@ -409,13 +498,31 @@ class _Shards:
         path = self.folder / part.shard.file
         entry = part.entry
         file = self._opened(part.shard.file, part.shard.bytes)
-        _require_tensor(file, path, entry.key, [entry.rows, *entry.shape], STORED_DTYPES[entry.dtype])
+        _require_tensor(file, path, entry.key, part.stored_shape, STORED_DTYPES[entry.dtype])
         columns = len(part.shard.columns)
-        _require_tensor(file, path, f"{entry.key}.rows", [entry.rows, columns], STORED_DTYPES["int64"])
+        if columns:
+            _require_tensor(file, path, f"{entry.key}.rows", [entry.rows, columns], STORED_DTYPES["int64"])
         return file
+
+    @contextmanager
+    def opened(self, part: _Part) -> Iterator[tuple[Any, int]]:
+        """The file of a part for the block, and where its rows begin. StoreError if it is not as its index says."""
+        path = self.folder / part.shard.file
+        entry = part.entry
+        with open_inside(path, self.folder.parent) as file:
+            require_bytes(file, path, part.shard.bytes, says="its index")
+            start = tensor_start(file, path, entry.key, part.stored_shape, STORED_DTYPES[entry.dtype])
+            yield file, start
 
     def __reduce__(self) -> tuple[type[_Shards], tuple[Path]]:
         return type(self), (self.folder,)
+
+
+def _read_rows(file: Any, start: int, first: int, out: Tensor) -> None:
+    """Read rows from number `first` on into `out` [rows, bytes of a row] uint8; row 0 begins at byte `start`."""
+    file.seek(start + first * out.shape[1])
+    if file.readinto(out.numpy().data) != out.nbytes:
+        raise StoreError(f"{file.name} was cut off while it was read")
 
 
 def _require_tensor(file: Any, path: Path, name: str, shape: list[int], dtype: str) -> None:
@@ -436,7 +543,7 @@ def _open_shard(folder: Path, name: str, size: int) -> Any:
 
 
 def stored_tensors(
-    folder: Path, shards: Sequence[Shard], samples: SampleTable | None = None
+    folder: Path, shards: Sequence[Shard | PlainFile], samples: SampleTable | None = None
 ) -> list[StoredCapture]:
     """Every captured tensor, in the order of the first recordings. No shard is opened before a row is read.
 
@@ -456,7 +563,10 @@ def stored_tensors(
 
 
 def read_captures(
-    folder: Path, shards: Sequence[Shard], aliases: Mapping[str, str], samples: SampleTable | None = None
+    folder: Path,
+    shards: Sequence[Shard | PlainFile],
+    aliases: Mapping[str, str],
+    samples: SampleTable | None = None,
 ) -> Lookup[Lookup[Leaf]]:
     """Hook -> module -> its captures, as `stored_tensors` gives them."""
     hooks = dict[str, Lookup[Leaf]]()
@@ -468,10 +578,11 @@ def read_captures(
             if list(by_path) == [""]:
                 leaves[module] = tensors[0]
         hooks[hook] = Lookup("module", f"the captures of {hook!r}", leaves, aliases)
-    return Lookup("hook", f"the captures of {folder.parent}", hooks)
+    run = folder.parent if samples is None else samples.folder
+    return Lookup("hook", f"the captures of {run}", hooks)
 
 
-def captured_tensors(captures: Lookup[Lookup[Leaf]]) -> Iterator[StoredCapture]:
+def captured_tensors(captures: Mapping[str, Mapping[str, Leaf]]) -> Iterator[StoredCapture]:
     """Every captured tensor of every hook at every module."""
     for modules in captures.values():
         for leaf in modules.values():
@@ -479,6 +590,27 @@ def captured_tensors(captures: Lookup[Lookup[Leaf]]) -> Iterator[StoredCapture]:
                 yield leaf
             else:
                 yield from leaf.values()
+
+
+def chosen_tensors(
+    captures: Lookup[Lookup[Leaf]], capture: str | None = None, module: str | None = None
+) -> list[StoredCapture]:
+    """The captured tensors of a hook at a module; None: of every one.
+
+    module: any of its names, or the `place` of a tensor in its value
+
+    HookrunError with the nearest names if there is none.
+    """
+    chosen = list[StoredCapture]()
+    for hook in captures if capture is None else [capture]:
+        modules = captures[hook]
+        tensors = list(captured_tensors({hook: modules}))
+        if module is not None:
+            tensors = [tensor for tensor in tensors if tensor.place == module]
+        if module is not None and not tensors:
+            tensors = list(captured_tensors({hook: {module: modules[module]}}))
+        chosen += tensors
+    return chosen
 
 
 def spread(items: Sequence[T], most: int) -> list[T]:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from hookrun.errors import reason, shortened
 from hookrun.store.files import StoreError, open_inside
-from hookrun.store.format import STORED_DTYPES
+from hookrun.store.format import STORED_DTYPES, decode
 
 if TYPE_CHECKING:
     from hashlib import _Hash
@@ -62,6 +62,8 @@ def as_bytes(tensor: Tensor) -> Tensor:
 
 _SMALL, _LARGE = 1 << 18, 1 << 20
 _MOST_UNHASHED = 1 << 26
+_MOST_HEADER = 100_000_000
+"""Bytes; the limit of the library."""
 
 
 class Crc32:
@@ -129,10 +131,15 @@ def write_tensors(
                     unhashed = 0
             file.write(data)
             size += data.nbytes
-            if data.nbytes >= _LARGE and hasattr(os, "posix_fadvise"):
-                # It is not read again soon: flushing it begins while the next block is written.
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            if data.nbytes >= _LARGE:
+                start_flushing(file)
     return size
+
+
+def start_flushing(file: BinaryIO) -> None:
+    """Let the system begin to flush a file that is not read again soon, while its next block is written."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _blocks(head: bytes, tensors: Iterable[Tensor]) -> Iterator[memoryview]:
@@ -177,6 +184,33 @@ def read_tensor(file: Any, name: str) -> Tensor:
             return file.get_tensor(name)
     except (TypeError, RuntimeError) as error:
         raise StoreError(f"the tensor {shortened(name)!r} cannot be read: {reason(error)}") from error
+
+
+def tensor_start(file: BinaryIO, path: Path, name: str, shape: Sequence[int], dtype: str) -> int:
+    """Where the bytes of a tensor begin in an open file.
+
+    dtype: its name in the file
+
+    StoreError unless the header of the file has a tensor of this name, shape and dtype.
+    """
+    size = os.fstat(file.fileno()).st_size
+    length = int.from_bytes(file.read(8), "little")
+    try:
+        if length > _MOST_HEADER:
+            raise ValueError(f"a header of {length:,} bytes")
+        tensor = decode(file.read(length))[name]
+        start = tensor["data_offsets"][0]
+        found = f"{tensor['dtype']} {tensor['shape']}"
+    except (ValueError, TypeError, LookupError) as error:
+        raise StoreError(f"{path} lacks the tensor {shortened(name)!r} that its index names") from error
+    wanted = f"{dtype} {list(shape)}"
+    if found != wanted:
+        raise StoreError(
+            f"{path}: the tensor {shortened(name)!r} is {shortened(found)} where its index says {wanted}"
+        )
+    if type(start) is not int or not 0 <= start <= size:
+        raise StoreError(f"{path}: the tensor {shortened(name)!r} lies outside of the file")
+    return 8 + length + start
 
 
 def read_tensors(path: Path, root: Path | None = None) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -1,0 +1,277 @@
+"""`hookrun.rows`: captured rows in a nearly uniform random order, at the speed of the disk, in bounded memory."""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, distributed
+from torch.utils.data import IterableDataset, get_worker_info
+
+from hookrun.errors import HookrunError, listed
+from hookrun.store.background import ahead
+from hookrun.store.captures.read import StoredCapture, chosen_tensors
+from hookrun.store.reader import Run, open_run
+from hookrun.store.row_folder import open_folder
+
+Source = Run | str | os.PathLike[str]
+
+BLOCK_BYTES = 2**18
+"""The most bytes of neighbouring rows that are drawn together; a block has at least one row."""
+
+CHUNK_BYTES = 2**21
+"""The most bytes of rows that share one piece of memory when they are yielded: a row that is kept keeps it."""
+
+MOST_BYTES = 2**30
+"""The most bytes of the buffer, which holds at least two rows."""
+
+_VERSION = 1
+"""Increased when the same seed gives another order."""
+
+
+def rows(
+    run: Source | Sequence[Source],
+    capture: str | None = None,
+    module: str | None = None,
+    *,
+    shuffle: bool = True,
+    buffer: int = 2**18,
+    seed: int = 0,
+    rows: Mapping[str, Any] | None = None,
+) -> Rows:
+    """The captured rows of one or more runs as an iterable data set, which yields a tensor for each row.
+
+    run:     a run or its directory, or a list of them, whose rows follow one another
+    capture: the name of the hook; None: the only one
+    module:  any name of the module, ``encoder [0]`` for a tensor of a container; None: the only one
+    shuffle: in random order; False: in the order of the captures
+    buffer:  the most rows in memory, and they take at most `MOST_BYTES`; the workers of a DataLoader divide it
+    seed:    of the order, which also depends on the epoch
+    rows:    ``{pattern: "*.safetensors", key: GLOB}``: `run` is a folder of files of another program, see `RowFiles`
+
+    HookrunError with the nearest names if there are no such rows, they are of several kinds, or a run is still written.
+    """
+    sources = [run] if isinstance(run, Run | str | os.PathLike) else list(run)
+    if not sources:
+        raise HookrunError("rows: found an empty list, expected a run or several")
+    if buffer < 1 or seed < 0:
+        raise HookrunError(
+            f"rows: found buffer={buffer}, seed={seed}; expected at least 1 row, and no negative seed"
+        )
+    captures = list[StoredCapture]()
+    for source in sources:
+        opened = source if isinstance(source, Run) else _opened(source, rows)
+        captures.append(_only_capture(opened, capture, module))
+    kinds = {(each.dtype, each.shape[1:]): each for each in captures}
+    if len(kinds) > 1:
+        raise HookrunError(f"rows: the runs have rows of several kinds: {listed(map(repr, kinds.values()))}")
+    return Rows(captures, shuffle=shuffle, buffer=buffer, seed=seed)
+
+
+def _opened(source: str | os.PathLike[str], rows: Mapping[str, Any] | None) -> Run:
+    if rows is not None:
+        return open_folder(source, rows)
+    run = open_run(source)
+    if run.status["status"] == "running" and not run.cut_off:
+        raise HookrunError(f"rows: {run.path} is still being written: wait until the run has ended")
+    return run
+
+
+def _only_capture(run: Run, capture: str | None, module: str | None) -> StoredCapture:
+    """The captured tensor of this hook at this module. HookrunError if there is not exactly one."""
+    tensors = chosen_tensors(run.captures, capture, module)
+    if len(tensors) > 1:
+        names = [f"capture={each.hook!r}, module={each.place!r}" for each in tensors]
+        raise HookrunError(f"rows: {run.path} has {len(tensors)} captured tensors, name one: {listed(names)}")
+    if not tensors or not len(tensors[0]):
+        raise HookrunError(
+            f"rows: {run.path} captured no rows" + (f" of {tensors[0].label}" if tensors else "")
+        )
+    return tensors[0]
+
+
+class Rows(IterableDataset[Tensor]):
+    """The rows of captures, of which each rank, and each worker of a DataLoader, yields its share.
+
+    All ranks together yield each row once in a pass: of N rows in the order of the epoch, rank r of n yields those from
+    N * r // n to N * (r + 1) // n, so two ranks differ by at most one row; its workers divide its rows in the same way.
+    The same seed and epoch give the same order; without `set_epoch` each pass has that of epoch 0.
+
+    Shuffled, the rows are cut into blocks of neighbours. The blocks are put in random order, read into a half of the
+    buffer until it is full, and the rows of this half are yielded in random order while the other half is filled.
+    """
+
+    def __init__(self, captures: Sequence[StoredCapture], *, shuffle: bool, buffer: int, seed: int) -> None:
+        self._captures = captures
+        self._shuffle = shuffle
+        self._buffer = buffer
+        self._seed = seed
+        self._ends = list(accumulate(map(len, captures)))
+        self._row_bytes = max(captures[0].row_bytes, 1)
+        self._epoch = torch.zeros(
+            (), dtype=torch.int64, device="cpu"
+        ).share_memory_()  # workers that go on see it
+        self._yielded = 0
+        self._skipped = 0  # by the next pass
+        self._ranks = (0, 1)
+
+    def __len__(self) -> int:
+        """The rows that this rank yields."""
+        rank, ranks = self._rank()
+        return self._ends[-1] * (rank + 1) // ranks - self._ends[-1] * rank // ranks
+
+    def set_epoch(self, epoch: int) -> None:
+        """The order of the next pass, also in workers that have started."""
+        self._epoch.fill_(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this process is in its share: plain numbers and texts."""
+        return {**self._facts(), "epoch": int(self._epoch), "yielded": self._yielded}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next pass go on where the state was made, with the next row.
+
+        HookrunError if the state is of other rows, of another order, or of another rank or worker.
+        """
+        for key, value in self._facts().items():
+            if state.get(key) != value:
+                raise HookrunError(f"rows: the state has {key} {state.get(key)}, and this data set {value}")
+        self.set_epoch(state["epoch"])
+        self._yielded = self._skipped = state["yielded"]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        self._yielded = self._skipped
+        self._skipped = 0
+        for chunk in self._shuffled(self._yielded) if self._shuffle else self._in_order(self._yielded):
+            for row in chunk.unbind(0):
+                self._yielded += 1
+                yield row
+        self._yielded = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_ranks": self._rank()}  # a worker that is spawned does not know it
+
+    def _rank(self) -> tuple[int, int]:
+        """The number of this rank, and of all."""
+        if distributed.is_available() and distributed.is_initialized():
+            return distributed.get_rank(), distributed.get_world_size()
+        return self._ranks
+
+    def _worker(self) -> tuple[int, int]:
+        """The number of this worker among those of all ranks, and of these."""
+        rank, ranks = self._rank()
+        worker = get_worker_info()
+        if worker is None:
+            return rank, ranks
+        return rank * worker.num_workers + worker.id, ranks * worker.num_workers
+
+    def _facts(self) -> dict[str, Any]:
+        """What a state must agree with."""
+        return {
+            "version": _VERSION,
+            "rows": [repr(capture) for capture in self._captures],
+            "shuffle": self._shuffle,
+            "buffer": self._buffer,
+            "seed": self._seed,
+            "worker": list(self._worker()),
+        }
+
+    def _share(self) -> range:
+        """The numbers of the rows that this process yields, in the order of the epoch."""
+        number, count = self._worker()
+        return range(self._ends[-1] * number // count, self._ends[-1] * (number + 1) // count)
+
+    @property
+    def _chunk_rows(self) -> int:
+        return max(1, CHUNK_BYTES // self._row_bytes)
+
+    def _in_order(self, skipped: int) -> Iterator[Tensor]:
+        """Tensors [n, ...] of the rows of the share, without those that are skipped."""
+        share = self._share()
+        start = share.start + skipped
+        while start < share.stop:
+            number = bisect_right(self._ends, start)
+            capture = self._captures[number]
+            stop = min(start + self._chunk_rows, share.stop, self._ends[number])
+            before = self._ends[number] - len(capture)
+            yield capture[start - before : stop - before]
+            start = stop
+
+    def _shuffled(self, skipped: int) -> Iterator[Tensor]:
+        """The same in the random order of the epoch."""
+        dtype = self._captures[0].dtype
+        shape = self._captures[0].shape[1:]
+        for stored, order in ahead(self._groups(skipped)):
+            for numbers in order.split(self._chunk_rows):
+                yield stored.index_select(0, numbers).view(dtype).reshape(-1, *shape)
+
+    def _groups(self, skipped: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Bytes [n, bytes of a row] of the rows of a half of the buffer, and the order in which they are yielded."""
+        share = self._share()
+        seed = (self._seed, int(self._epoch))
+        blocks = _Blocks(self._ends[-1], max(1, BLOCK_BYTES // self._row_bytes), np.random.default_rng(seed))
+        workers = self._worker()[1] // self._rank()[1]
+        most = max(1, min(self._buffer, MOST_BYTES // self._row_bytes) // (2 * workers))
+        size = (min(most, len(share)), self._captures[0].row_bytes)
+        halves = [torch.empty(size, dtype=torch.uint8, device="cpu") for _ in range(2)]
+        count = -(-len(share) // most)
+        for number in range(count):
+            start = share.start + len(share) * number // count
+            stop = share.start + len(share) * (number + 1) // count
+            beyond = share.start + skipped - start
+            if beyond >= stop - start:
+                continue
+            half = halves[number % 2][: stop - start]
+            self._read(blocks.pieces(start, stop), half)
+            order = np.random.default_rng((*seed, start)).permutation(stop - start)
+            yield half, torch.from_numpy(order)[max(beyond, 0) :]
+
+    def _read(self, pieces: Iterable[tuple[int, int]], out: Tensor) -> None:
+        """Read pieces, each a first row and a number of rows, one after the other into `out` [rows, bytes of a row]."""
+        of_captures = defaultdict[int, list[tuple[int, Tensor]]](list)
+        for first, count in pieces:
+            piece, out = out[:count], out[count:]
+            while len(piece):
+                number = bisect_right(self._ends, first)
+                before = self._ends[number] - len(self._captures[number])
+                inside = piece[: self._ends[number] - first]
+                of_captures[number].append((first - before, inside))
+                piece = piece[len(inside) :]
+                first += len(inside)
+        for number, of_capture in of_captures.items():
+            self._captures[number].read_recorded(of_capture)
+
+
+class _Blocks:
+    """Rows cut into blocks of neighbours, in random order.
+
+    order: [blocks] the number of each block
+    ends:  [blocks] where each block ends in the order
+    """
+
+    def __init__(self, rows: int, size: int, random: np.random.Generator) -> None:
+        count = -(-rows // size)
+        self.size = size
+        self.order = random.permutation(count)
+        self.sizes = np.full(count, size)
+        self.sizes[self.order == count - 1] = rows - (count - 1) * size
+        self.ends = self.sizes.cumsum()
+
+    def pieces(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """The first row and the number of rows of each block, or part of one, between two places in the order.
+
+        They are in the order of the rows, in which a disk reads them.
+        """
+        first, last = np.searchsorted(self.ends, [start, stop - 1], side="right")
+        places = slice(first, last + 1)
+        ends = self.ends[places]
+        starts = ends - self.sizes[places]
+        firsts = self.order[places] * self.size + (start - starts).clip(0)
+        counts = ends.clip(max=stop) - starts.clip(start)
+        return sorted(zip(firsts.tolist(), counts.tolist(), strict=True))
