@@ -76,7 +76,7 @@ def selector_list() -> str:
 
 
 def action_list() -> str:
-    """One line for each action: the names of its parameters, the first clause of what it does, and hook types other than usual."""
+    """One line for each action: its parameters by name, the first clause of what it does, unusual hook types."""
     lines = []
     for name, action in actions().items():
         given = ", ".join(action.model_fields)
