@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import is_fake, unset_fake_temporarily
-from torch.nn.functional import avg_pool2d, pad
+from torch.nn.functional import avg_pool2d
 
 from hookrun.engine.values.tensors import as_real, computable, ordinary_tensors, widened
 
