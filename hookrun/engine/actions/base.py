@@ -49,6 +49,9 @@ Three of the other keys mean the same for every action: `ok` is the result of a 
 `max_bytes` are used up, and `bit` says that the record is a fault: the bit of an element that was flipped.
 """
 
+BREAKS_GRAPH = "passes values to Python at each firing, which breaks the graph"
+"""Why a compiled graph cannot contain an observer, as the rest of a sentence."""
+
 MOST_FAULTS = 200_000
 """The largest number of faults that a hook makes in a run, or each rank of it: each is a line of faults.jsonl."""
 
@@ -192,8 +195,8 @@ class Action(Section):
 
     @property
     def not_in_graph(self) -> str | None:
-        """Why a compiled graph cannot contain an observer, as the rest of a sentence; None: it has `halves`."""
-        return "passes values to Python at each firing, which breaks the graph"
+        """Why a compiled graph cannot contain an observer, in a sentence; None: it has `halves` or captures."""
+        return BREAKS_GRAPH
 
     @property
     def any_dtype(self) -> bool:

@@ -26,12 +26,15 @@ from torch import Tensor
 from hookrun.engine.actions.base import RECORD_KEYS, Halves, Reading
 from hookrun.engine.actions.fields import Meaning
 from hookrun.engine.hook_types import OUTPUT_GRAD
-from hookrun.engine.runtime.apply_action import Op, function_of, unscaled_leaf
-from hookrun.engine.runtime.checkpointing import repeating
+from hookrun.engine.runtime.apply_action import Op, function_of, named, unscaled_leaf
+from hookrun.engine.runtime.checkpointing import PASSED_ON, repeating
+from hookrun.engine.runtime.compiled import refusal
 from hookrun.engine.runtime.site import HookSite
 from hookrun.engine.values import containers
+from hookrun.engine.values.forms import Form, form_of, unknown_class, value_of
 from hookrun.engine.values.private_names import require
 from hookrun.engine.values.tensors import ordinary_tensors
+from hookrun.errors import Problem
 
 _numbers = count()
 _open = WeakValueDictionary[int, "GraphObservers"]()
@@ -115,7 +118,7 @@ class GraphObservers:
         return self._observer(site).counting
 
     def _observer(self, site: HookSite) -> _Observer:
-        observer = _Observer(self, site)
+        observer = _Capture(self, site) if site.spec.action.captures else _Observer(self, site)
         self._observers.append(observer)
         return observer
 
@@ -198,7 +201,9 @@ class GraphObservers:
         if not lengths:
             for number in firings:
                 firing = self._firings[number]
-                if firing.observer.fires(firing):
+                if isinstance(firing.observer, _Capture):
+                    firing.observer.keep(number, firing, tensors)
+                elif firing.observer.fires(firing):
                     for path, tensor in zip(firing.paths, tensors, strict=True):
                         firing.observer.act(firing, path, tensor)
             return
@@ -418,6 +423,62 @@ def _while_tracing(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function that is called while a graph is traced, not in the graph."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
+
+
+class _Capture(_Observer):
+    """A capture: the graph gives the tensors of a value, and outside of it the value is put together again."""
+
+    def __init__(self, group: GraphObservers, site: HookSite) -> None:
+        super().__init__(group, site)
+        self.measures = False
+        forms: dict[int, Form] = {}
+
+        def number(name: str, form: Form) -> int:
+            unknown = unknown_class(form)
+            if torch.compiler.is_exporting():
+                group.refuse_export(None)
+            if unknown is not None:
+                what = (
+                    f"capture sees an object of class {unknown.__name__}, which a graph cannot give to Python"
+                )
+                refusal([Problem(site.spec.where, what, "name a tensor with `target`")])(None)
+            if self._function is None:
+                self._function = function_of(site)
+            _operator()
+            numbered = group.number(self, ("",))
+            forms[numbered] = form
+            return numbered
+
+        self._forms = forms
+        self._formed = _while_tracing(number)
+
+    def see(self, value: Any) -> Any:
+        """Give the tensors of the value of a forward hook to Python."""
+        site = self.site
+        if self._holds_in[site.clock.model.training]:
+            seen = value if site.target_keys is None else containers.get(value, site.target_keys)
+            if site.hook_type.in_tuple and site.target_keys is None:
+                seen = containers.unwrapped(seen)
+            tensors: list[Tensor] = []
+            number = self._formed(self._name, form_of(seen, tensors))
+            self._group.give_tensors(tensors, number)
+        return value
+
+    def keep(self, number: int, firing: _Firing, tensors: Sequence[Tensor]) -> None:
+        """Let the hook keep the value, in memory of its own: the graph uses its memory again."""
+        if not self.fires(firing):
+            return
+        site = self.site
+        value = value_of(self._forms[number], iter([tensor.clone() for tensor in tensors]))
+        if value is None:
+            site.target_was_none |= site.target_keys is not None
+            site.found_nothing()
+        try:
+            self.act(firing, "", value)
+        except PASSED_ON:
+            raise
+        except Exception as error:
+            raise named(site, error, value) from error
 
 
 @_while_tracing
