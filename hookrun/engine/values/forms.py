@@ -44,10 +44,11 @@ def value_of(form: Form, tensors: Iterator[Tensor]) -> Any:
         return next(tensors)
     if not isinstance(form, tuple):
         return form
-    kind, described = form
-    members = {key: value_of(member, tensors) for key, member in described}
+    kind = form[0]
+    members = {key: value_of(member, tensors) for key, member in form[1]}
     if hasattr(kind, "_make"):
         return kind._make(members.values())
-    if is_dataclass(kind):
+    is_named = is_dataclass(kind)
+    if is_named:
         return kind(**members)
     return kind(members if issubclass(kind, dict) else members.values())
