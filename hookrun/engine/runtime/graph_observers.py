@@ -28,6 +28,7 @@ from hookrun.engine.actions.fields import Meaning
 from hookrun.engine.hook_types import OUTPUT_GRAD
 from hookrun.engine.runtime.apply_action import Op, function_of, unscaled_leaf
 from hookrun.engine.runtime.checkpointing import repeating
+from hookrun.engine.runtime.compiled import while_tracing
 from hookrun.engine.runtime.site import HookSite
 from hookrun.engine.values import containers
 from hookrun.engine.values.private_names import require
@@ -290,8 +291,8 @@ class _Observer:
             with ordinary_tensors():
                 return site.spec.action.takes_tensor(torch.empty(0, dtype=dtype), alone=alone)
 
-        self._number = _while_tracing(number)
-        self._takes = _while_tracing(takes)
+        self._number = while_tracing(number)
+        self._takes = while_tracing(takes)
 
     # ---- traced --------------------------------------------------------------------------------------------------
 
@@ -414,13 +415,7 @@ class _Observer:
         return unscaled_leaf(scaler._scale, x)
 
 
-def _while_tracing(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that is called while a graph is traced, not in the graph."""
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return function
-
-
-@_while_tracing
+@while_tracing
 def _is_in_region() -> bool:
     """Whether a part of a graph is traced that has no access to the rest, as a checkpointed region is."""
     from torch._dynamo.symbolic_convert import InstructionTranslator
