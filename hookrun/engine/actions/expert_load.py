@@ -67,7 +67,7 @@ class ExpertLoad(Action):
             counts = numbers_of(rows_of(indices), [statistic(Options(counts=count))])[0]
             record: dict[str, Any] = {"counts": counts.long()}
             if scores is not None:
-                record["entropy"] = numbers_of(rows_of(scores.detach()), [entropy])[0][0]
+                record["entropy"] = numbers_of(rows_of(scores.detach()), [entropy])[0, 0]
             before = torch.as_tensor(silence.records).to(counts)
             silence.records = torch.where(counts > 0, 0.0, before + 1)
             record["dead"] = silence.records >= self.dead
