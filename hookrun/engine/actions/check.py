@@ -19,8 +19,8 @@ from hookrun.engine.actions.statistics import (
     Name,
     Options,
     Statistic,
+    columns_of,
     kind_of,
-    numbers_of,
     require_dim,
     require_dtype,
     rows_of,
@@ -308,7 +308,7 @@ def _number(of: Statistic, dim: int | None, x: Tensor) -> Tensor:
     rows = rows_of(x, dim)
     if not x.numel():
         return rows.x.flatten().double()
-    return numbers_of(rows, [of])[0]
+    return columns_of(rows, [of])[0]
 
 
 def _judged(

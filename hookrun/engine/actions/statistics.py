@@ -450,10 +450,17 @@ def numbers_in(x: Tensor) -> Tensor:
     return x.long() if x.dtype in (torch.uint16, torch.uint32) else x
 
 
-def numbers_of(rows: Rows, of: Sequence[Statistic]) -> list[Tensor]:
-    """The numbers of each statistic, of one row after the other: [R * length] float64; it can be traced.
+def numbers_of(rows: Rows, of: Sequence[Statistic]) -> Tensor:
+    """[R, k] float64: the numbers of all statistics side by side, in their order."""
+    import torch
 
-    They are not joined: a compiler would write each number by itself into the tensor of all.
+    return torch.cat([column.reshape(len(rows.flat), -1) for column in columns_of(rows, of)], dim=1)
+
+
+def columns_of(rows: Rows, of: Sequence[Statistic]) -> list[Tensor]:
+    """The numbers of each statistic, one row after the other: [R * length] float64; it can be traced.
+
+    A compiler would write each number by itself into a tensor of all.
     """
     return [each.define(rows).double().flatten() for each in of]
 

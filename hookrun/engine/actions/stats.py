@@ -18,9 +18,9 @@ from hookrun.engine.actions.statistics import (
     Name,
     Options,
     Rows,
+    columns_of,
     count_of,
     numbers_in,
-    numbers_of,
     require_dim,
     require_dtype,
     rows_of,
@@ -145,7 +145,7 @@ def _columns(wanted: Sequence[Wanted], dim: int | None, x: Tensor) -> list[Tenso
     if _may_be_integers(wanted):
         columns.append(torch.full([1], is_integer(x) and x.numel() > 0, dtype=torch.float64, device=x.device))
     if x.numel():
-        return columns + numbers_of(rows_of(x.detach(), dim), wanted)
+        return columns + columns_of(rows_of(x.detach(), dim), wanted)
     rows = 1 if dim is None else x.shape[dim]
     for each in wanted:
         numbers = each.numbers_of_nothing()

@@ -28,7 +28,7 @@ from hookrun.engine.actions.fields import Meaning
 from hookrun.engine.hook_types import OUTPUT_GRAD
 from hookrun.engine.runtime.apply_action import Op, function_of, named, unscaled_leaf
 from hookrun.engine.runtime.checkpointing import PASSED_ON, repeating
-from hookrun.engine.runtime.compiled import refusal
+from hookrun.engine.runtime.compiled import refusal, while_tracing
 from hookrun.engine.runtime.site import HookSite
 from hookrun.engine.values import containers
 from hookrun.engine.values.forms import Form, form_of, unknown_class, value_of
@@ -295,8 +295,8 @@ class _Observer:
             with ordinary_tensors():
                 return site.spec.action.takes_tensor(torch.empty(0, dtype=dtype), alone=alone)
 
-        self._number = _while_tracing(number)
-        self._takes = _while_tracing(takes)
+        self._number = while_tracing(number)
+        self._takes = while_tracing(takes)
 
     # ---- traced --------------------------------------------------------------------------------------------------
 
@@ -419,12 +419,6 @@ class _Observer:
         return unscaled_leaf(scaler._scale, x)
 
 
-def _while_tracing(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that is called while a graph is traced, not in the graph."""
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return function
-
-
 class _Capture(_Observer):
     """A capture: the graph gives the tensors of a value, and outside of it the value is put together again."""
 
@@ -434,6 +428,7 @@ class _Capture(_Observer):
         forms: dict[int, Form] = {}
 
         def number(name: str, form: Form) -> int:
+            require("torch, compiler")
             unknown = unknown_class(form)
             if torch.compiler.is_exporting():
                 group.refuse_export(None)
@@ -450,7 +445,7 @@ class _Capture(_Observer):
             return numbered
 
         self._forms = forms
-        self._formed = _while_tracing(number)
+        self._formed = while_tracing(number)
 
     def see(self, value: Any) -> Any:
         """Give the tensors of the value of a forward hook to Python."""
@@ -481,7 +476,7 @@ class _Capture(_Observer):
             raise named(site, error, value) from error
 
 
-@_while_tracing
+@while_tracing
 def _is_in_region() -> bool:
     """Whether a part of a graph is traced that has no access to the rest, as a checkpointed region is."""
     from torch._dynamo.symbolic_convert import InstructionTranslator
