@@ -162,6 +162,9 @@ class FakeSite:
     def check_result(self, ok: Tensor, message: str, policy: str, least: Tensor, largest: Tensor) -> None:
         self.verdicts.append((ok, message, policy))
 
+    def about_check(self) -> dict[str, Any]:
+        return {}
+
 
 def build(action: Action, **site: Any) -> Callable[[Any], Any]:
     """The function that an action builds for a fake site."""

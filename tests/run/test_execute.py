@@ -257,11 +257,15 @@ def test_a_compiled_run_has_the_results_of_the_run(executed) -> None:
     hooks = (
         "+hooks.late={select: 'type:ReLU', hook: forward, action: clamp, max: 0.1, when: {step: {start: 1}}}",
         "+hooks.clip={select: '**', hook: grad, action: clamp, min: -0.01, max: 0.01}",
+        "+hooks.seen={select: 'type:Linear', hook: forward, action: capture}",
     )
     argv = ("model=mlp", "data.batch_size=16", "train.limit_batches=2", "train.epochs=1", "strict=true")
-    plain, compiled = (
-        executed(*argv, *hooks, f"compute.compile={each}").metrics for each in ("false", "true")
-    )
+    runs = [executed(*argv, *hooks, f"compute.compile={each}") for each in ("false", "true")]
+    plain, compiled = (run.metrics for run in runs)
+    for module, rows in runs[0].captures["seen"].items():
+        found = runs[1].captures["seen"][module]
+        assert torch.equal(found.sample_ids, rows.sample_ids)
+        torch.testing.assert_close(found[:], rows[:], rtol=1e-3, atol=1e-4)
     assert len(plain) == len(compiled) > 1
     for expected, found in zip(plain, compiled, strict=True):
         for key in ("step", "loss", "accuracy"):
@@ -269,8 +273,8 @@ def test_a_compiled_run_has_the_results_of_the_run(executed) -> None:
 
 
 def test_hooks_that_do_not_compile_are_refused_early(refused, hook) -> None:
-    said = refused("compute.compile=true", hook(select="fc", hook="forward", action="capture"))
-    assert "hooks.h: capture on 'forward' passes values to Python at each firing" in said
+    said = refused("compute.compile=true", hook(select="fc", hook="forward", action="print"))
+    assert "hooks.h: print on 'forward' passes values to Python at each firing" in said
 
 
 @pytest.mark.filterwarnings("ignore::hookrun.HookrunWarning")  # the hook never fires: that is what is wrong

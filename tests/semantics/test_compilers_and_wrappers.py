@@ -229,7 +229,7 @@ def test_hooks_compile_reuses_no_graph_of_another_model(kind: type[nn.Module]) -
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "capture": ({"hook": "forward", "action": "capture"}, "passes values to Python"),
+    "capture": ({"hook": "output_grad", "action": "capture"}, "passes values to Python"),
     "print": ({"hook": "forward", "action": "print"}, "passes values to Python"),
     "quantiles": ({"hook": "forward", "action": "stats", "of": [{"quantiles": [0.5]}]}, "computes quantiles, which"),
     "noise": ({"hook": "forward", "action": "noise"}, "draws from a generator of its own"),

@@ -6,7 +6,7 @@ The graph adds to a tensor that counts the firings, and reads a tensor that says
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +17,8 @@ from hookrun.engine.runtime.site import HookSite
 from hookrun.engine.values import containers
 from hookrun.engine.values.private_names import require
 from hookrun.errors import CompileError, Problem
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 tracing = torch.compiler.is_dynamo_compiling
 """Whether torch.compile is tracing the hooks instead of running them."""
@@ -106,9 +108,16 @@ def _editing(site: HookSite, function: Callable[[Any], Any], is_open: Tensor | N
     return edited
 
 
+def while_tracing(function: F) -> F:
+    """A function that is called while a graph is traced, not in the graph."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
 def refusal(problems: Sequence[Problem]) -> Op:
     """For a site that cannot be part of a graph: it raises CompileError with the problems of the whole plan."""
 
+    @while_tracing
     def refuse() -> NoReturn:
         require("torch, compiler")
         # loaded already, since torch._dynamo is the caller
@@ -122,7 +131,6 @@ def refusal(problems: Sequence[Problem]) -> Op:
     def refused(value: Any) -> None:
         refuse()
 
-    refuse._dynamo_marked_constant = True  # type: ignore[attr-defined]  # called while tracing, not in the graph
     return refused
 
 

@@ -107,7 +107,7 @@ class GradientsOfWrapped:
         self._hooked = hooked
         self._added = added
         self._whole = model if isinstance(model, DistributedDataParallel) else None
-        self._wrapper: DistributedDataParallel | None = None
+        self._wrapper = self._whole
         self._checked: DistributedDataParallel | None = None
         self._sharded = is_fully_sharded(model)
         self._reduced = ReducedGradients()

@@ -19,6 +19,7 @@ from hookrun.engine.actions.statistics import (
     Name,
     Options,
     Statistic,
+    columns_of,
     numbers_of,
     rows_of,
     statistics,
@@ -164,6 +165,24 @@ def test_rows_of_a_graph_have_the_same_numbers() -> None:
                 if each.key != "numel":
                     expected = torch.as_tensor(measured[each.key]).double().reshape(columns.shape)
                     torch.testing.assert_close(columns, expected, rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+def test_a_graph_loses_no_digits_of_mean_and_spread() -> None:
+    outlier = normal(4000)
+    outlier[0] = 1e6
+    far = normal(4000).double() + 1e5
+    for x in (far.float(), outlier, torch.full((999,), 0.1), torch.tensor([1.0, -math.inf]), normal(1)):
+        wanted = statistics(["mean", "std", "norm"])
+        found = torch.compile(lambda x, wanted: columns_of(rows_of(x), wanted), backend="aot_eager")(
+            x, wanted
+        )
+        expected = (
+            x.double().mean(),
+            x.double().std() if len(x) > 1 else torch.tensor(math.nan),
+            x.double().norm(),
+        )
+        for ours, theirs in zip(found, expected, strict=True):
+            torch.testing.assert_close(ours[0], theirs.double(), rtol=1e-6, atol=0, equal_nan=True)
 
 
 EACH_OPTIONS = [Options(**item) if isinstance(item, dict) else item for item in EACH]

@@ -124,6 +124,10 @@ def cases(rank: int) -> dict[str, float | str]:
                     fully_shard(divided[0])
                     fully_shard(divided)
                 compare(f"{first} first, {parts}", trained(divided, hooks, rank, parts), one)
+    inside = network()
+    with hookrun.hooked(inside, SPEC) as hooks:
+        compiled = torch.compile(DistributedDataParallel(inside), backend="eager")
+        compare("DDP in torch.compile, 2", trained(compiled, hooks, rank, 2), one)
     alone = network()
     with hookrun.hooked(alone, PRUNED) as hooks:
         one = trained(alone, hooks, None, 2)

@@ -126,29 +126,40 @@ def registered_hooks() -> Mapping[HookType, type[RegisteredHook]]:
 
 
 class _Listener(RegisteredHook):
-    """Calls a function at calls of a module, except while torch.compile traces it."""
+    """Calls a function at calls of a module, and while torch.compile traces it another one, without arguments."""
 
     function: Callable[..., object] | None = None
+    traced: Callable[[], object] | None = None
 
-    def __init__(self, function: Callable[..., object]) -> None:
+    def __init__(self, function: Callable[..., object], traced: Callable[[], object] | None) -> None:
         self.function = function
+        self.traced = traced
 
     def note(self, *args: Any) -> None:
         """torch's forward hook or forward pre-hook."""
-        if not tracing() and self.function is not None:
+        if tracing():
+            if self.traced is not None:
+                self.traced()
+        elif self.function is not None:
             self.function(*args)
 
 
 def listen(
-    module: nn.Module, function: Callable[..., object], *, after: bool = False, **options: bool
+    module: nn.Module,
+    function: Callable[..., object],
+    *,
+    after: bool = False,
+    traced: Callable[[], object] | None = None,
+    **options: bool,
 ) -> RemovableHandle:
     """Register a function that reads calls and changes nothing; it gets what torch gives such a hook.
 
-    after: it runs after the forward, not before it
+    after:  it runs after the forward, not before it
+    traced: called instead while torch.compile traces the module, see `while_tracing`
     """
     # a TorchScript module has the dictionaries of hooks, and refuses the methods
     register = nn.Module.register_forward_hook if after else nn.Module.register_forward_pre_hook
-    return register(module, _Listener(function).note, **options)
+    return register(module, _Listener(function, traced).note, **options)
 
 
 class ModuleHook(RegisteredHook):
