@@ -84,10 +84,10 @@ def test_globs_pair_two_implementations(runs: tuple[Run, Run, Run]) -> None:
     ]
     pairs = [(row["module"], row["other"], row["transpose"]) for row in found.names]
     assert pairs == [
-        ("model.layers.0.mlp", "blocks.0.ffn", []),
-        ("model.layers.1.mlp", "blocks.1.ffn", []),
-        ("model.layers.2.mlp", "blocks.2.ffn", []),
-        ("model.norm", "ln_f", []),
+        ("model.layers.0.mlp", "blocks.0.ffn", None),
+        ("model.layers.1.mlp", "blocks.1.ffn", None),
+        ("model.layers.2.mlp", "blocks.2.ffn", None),
+        ("model.norm", "ln_f", None),
         ("z", "z", Z),
     ]
     alternatives = {"model.layers.{0,1,2}.mlp": "blocks.{0,1,2}.ffn", "{model.norm,z}": "{ln_f,z}"}

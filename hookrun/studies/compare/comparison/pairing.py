@@ -48,7 +48,7 @@ class Pairing:
             partner = str(self.partner(module))
             order = list(self.orders.get(partner, ()))
             if order or partner != module:
-                rows.append({"module": module, "other": partner, "transpose": order})
+                rows.append({"module": module, "other": partner, "transpose": order or None})
         return rows
 
     def partner_of(self, capture: StoredCapture, other: Run) -> StoredCapture | None:
