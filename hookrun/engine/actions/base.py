@@ -6,7 +6,7 @@ An action is a frozen model of its parameters, a few declarations, and a functio
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cache
@@ -48,6 +48,9 @@ RECORD_KEYS = ("hook", "module", "path", "action", "mode", "epoch", "step", "cal
 Three of the other keys mean the same for every action: `ok` is the result of a check, `spent` says that a hook's
 `max_bytes` are used up, and `bit` says that the record is a fault: the bit of an element that was flipped.
 """
+
+BREAKS_GRAPH = "passes values to Python at each firing, which breaks the graph"
+"""Why a compiled graph cannot contain an observer, as the rest of a sentence."""
 
 MOST_FAULTS = 200_000
 """The largest number of faults that a hook makes in a run, or each rank of it: each is a line of faults.jsonl."""
@@ -192,8 +195,8 @@ class Action(Section):
 
     @property
     def not_in_graph(self) -> str | None:
-        """Why a compiled graph cannot contain an observer, as the rest of a sentence; None: it has `halves`."""
-        return "passes values to Python at each firing, which breaks the graph"
+        """Why a compiled graph cannot contain an observer, in a sentence; None: it has `halves` or captures."""
+        return BREAKS_GRAPH
 
     @property
     def any_dtype(self) -> bool:
@@ -350,16 +353,25 @@ class Measured:
     now: Callable[[Tensor, bool], dict[str, Any]]
 
 
+Reading = Callable[[dict[str, Any], list[float]], Iterable[dict[str, Any]]]
+"""(how a record begins, the numbers of a firing in a compiled graph) -> its records."""
+
+
 @dataclass(frozen=True, slots=True)
 class Halves:
     """An observer in two halves, of which a compiled graph can contain the first one.
 
-    measure: tensor -> [n] float64; a function of tensors alone, which can be traced
-    report:  those numbers -> what follows from them, while the clock is still at the step in which they were measured
+    measure: tensor -> tensors [n] float64; a function of tensors alone, which can be traced
+    count:   how many tensors it returns
+    reading: called when a graph has run: a function (how a record begins, all numbers) -> the records of this firing,
+             when they are read
+    report:  instead of it, all numbers in one tensor -> None; called when a graph has run
     """
 
-    measure: Callable[[Tensor], Tensor]
-    report: Callable[[Tensor], None]
+    measure: Callable[[Tensor], list[Tensor]]
+    count: int
+    reading: Callable[[], Reading] | None = None
+    report: Callable[[Tensor], None] | None = None
 
 
 class Keeper(Protocol):
@@ -449,6 +461,9 @@ class ActionRecords(Protocol):
 
     def check_result(self, ok: Tensor, message: str, policy: str, least: Tensor, largest: Tensor) -> None:
         """Report the result of a check under the policy. ok, least, largest: [], the result and the extremes."""
+
+    def about_check(self) -> dict[str, Any]:
+        """What a record says of the place of a check in a compiled graph, beside RECORD_KEYS."""
 
     def judging(self, rules: Rules) -> Callable[[Tensor], None]:
         """A function that lets rules judge numbers [R], float64, under the action's policy; to be called in `build`.

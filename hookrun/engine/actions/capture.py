@@ -86,6 +86,10 @@ class Capture(Action):
         """A reduction takes dimensions away."""
         return self.reduce is not None
 
+    @property
+    def not_in_graph(self) -> None:
+        """A graph gives the tensors of a value to Python, where they are stored."""
+
     def build(self, site: HookSite) -> Edit:
         """A function that stores the value of each firing."""
         keep = site.keep()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Discriminator, Field, model_validator
 from pydantic import Tag as Kind
 
-from hookrun.engine.actions.base import Action, Edit, Halves, HookSite
+from hookrun.engine.actions.base import Action, Edit, Halves, HookSite, Reading
 from hookrun.engine.actions.fields import Count, Finite, Number, OneOf, Policy, check_order
 from hookrun.engine.actions.rules import Rules
 from hookrun.engine.actions.statistics import (
@@ -178,8 +178,9 @@ class Check(Action):
         With `of`: a function that computes the statistic, which the site judges.
         """
         if self.of is not None:
-            halves = self._of_statistic(site, self.of)
-            return lambda x: halves.report(halves.measure(x))
+            measure, rules = self._of_statistic(site, self.of)
+            judge = site.judging(rules)
+            return lambda x: judge(measure(x))
         low = self._bounds(self.min, -math.inf)
         high = self._bounds(self.max, math.inf)
         message = self.requirement()
@@ -196,44 +197,62 @@ class Check(Action):
 
     def halves(self, site: HookSite) -> Halves:
         """The numbers of the statistic [R], or without `of` three: whether it passes, the least and the largest."""
+        policy = self.policy
         if self.of is not None:
-            return self._of_statistic(site, self.of)
+            measure_one, rules = self._of_statistic(site, self.of)
+            if self.over is not None:
+                return Halves(lambda x: [measure_one(x)], 1, report=site.judging(rules))
+            return Halves(
+                lambda x: [measure_one(x)], 1, lambda: partial(_judged, rules, policy, site.about_check())
+            )
         import torch
 
         low = {dtype: float(bound) for dtype, bound in self._bounds(self.min, -math.inf).items()}
         high = {dtype: float(bound) for dtype, bound in self._bounds(self.max, math.inf).items()}
         message = self.requirement()
-        policy = self.policy
 
-        def measure(x: Tensor) -> Tensor:
+        def measure(x: Tensor) -> list[Tensor]:
             found = _within(low, high, x)
             if found is None:
-                return x.new_empty(0, dtype=torch.float64)
-            return torch.stack([each.double() for each in found])
+                return [x.new_empty(0, dtype=torch.float64) for _ in range(3)]
+            return [each.double().reshape(1) for each in found]
 
-        def report(numbers: Tensor) -> None:
-            if numbers.numel():
+        def reading() -> Reading:
+            about = site.about_check()
+
+            def records(record: dict[str, Any], numbers: list[float]) -> list[dict[str, Any]]:
+                if not numbers:
+                    return []
                 ok, least, largest = numbers
-                site.check_result(ok.bool(), message, policy, least, largest)
+                result = {
+                    "ok": bool(ok),
+                    "message": message,
+                    "policy": policy,
+                    "least": least,
+                    "largest": largest,
+                }
+                return [record | result | about]
 
-        return Halves(measure, report)
+            return records
+
+        return Halves(measure, 3, reading)
 
     @property
     def not_in_graph(self) -> str | None:
         """None: a graph can contain all of it."""
         return None
 
-    def _of_statistic(self, site: HookSite, of: str | Options) -> Halves:
+    def _of_statistic(self, site: HookSite, of: str | Options) -> tuple[Callable[[Tensor], Tensor], Rules]:
         wanted = statistic(of)
         steps = None if self.over is None else self.over.steps
-        judge = site.judging(Rules(wanted.key, self.bounds, self.dim, steps, self.share or 0))
+        rules = Rules(wanted.key, self.bounds, self.dim, steps, self.share or 0)
         measure: Callable[[Tensor], Tensor] = partial(_number, wanted, self.dim)
         if of == UPDATE_RATIO:
             site.reads_before = True
             measure = partial(_update_ratio, site, self.dim)
         elif of == LOSS:
             measure = _nothing
-        return Halves(measure, judge)
+        return measure, rules
 
     def _bounds(self, bound: float | None, none: float) -> dict[dtype, Tensor]:
         """dtype -> the bound as a tensor [], since comparing with a Python float takes three times as long.
@@ -289,7 +308,19 @@ def _number(of: Statistic, dim: int | None, x: Tensor) -> Tensor:
     rows = rows_of(x, dim)
     if not x.numel():
         return rows.x.flatten().double()
-    return numbers_of(rows, [of])[:, 0]
+    return numbers_of(rows, [of])[0]
+
+
+def _judged(
+    rules: Rules, policy: str, about: Mapping[str, Any], record: dict[str, Any], numbers: list[float]
+) -> list[dict[str, Any]]:
+    """The records of the rules that numbers of a compiled graph break."""
+    import torch
+
+    if not numbers:  # an empty tensor passes
+        return []
+    found = torch.tensor(numbers, dtype=torch.float64, device="cpu")
+    return rules.judge({**record, "numbers": found, "judge": None, "policy": policy, **about})
 
 
 def _nothing(x: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -126,49 +126,53 @@ class Stats(Action):
         return f"computes {listed(lacking)}, which a graph cannot: leave it out of `of`" if lacking else None
 
     def halves(self, site: HookSite) -> Halves:
-        """The numbers of each row, and behind them whether they are of integers; of an empty tensor how many rows."""
-        import torch
-
+        """The numbers of each statistic, and before them, if there can be integers, whether these are of integers."""
         wanted = statistics(self.of)
-        measured = (*wanted, Wanted("is integer", _is_of_integers))
-        dim = self.dim
-        judge = partial(_record_of, wanted, dim)
-
-        def measure(x: Tensor) -> Tensor:
-            if not x.numel():
-                rows = 1 if dim is None else x.shape[dim]
-                return torch.full([1], rows, dtype=torch.float64, device=x.device)
-            return numbers_of(rows_of(x.detach(), dim), measured).flatten()
-
-        return Halves(measure, lambda numbers: site.emit({"numbers": numbers, "judge": judge}))
+        read = partial(_records_of, wanted, self.dim)
+        count = len(wanted) + _may_be_integers(wanted)
+        return Halves(partial(_columns, wanted, self.dim), count, reading=lambda: read)
 
 
-def _is_of_integers(rows: Rows) -> Tensor:
-    return rows.flat.new_full(rows.flat.shape[:1], not rows.flat.is_floating_point())
+def _may_be_integers(wanted: Sequence[Wanted]) -> bool:
+    return INTEGER.issuperset(each.key for each in wanted)
 
 
-def _record_of(wanted: Sequence[Wanted], dim: int | None, record: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The record with its statistics in the place of the numbers of a compiled graph."""
-    numbers = record.pop("numbers").tolist()
-    del record["judge"]
-    yield record | _read(wanted, dim, numbers)
+def _columns(wanted: Sequence[Wanted], dim: int | None, x: Tensor) -> list[Tensor]:
+    """What `_records_of` reads, as tensors [n] float64."""
+    import torch
 
-
-def _read(wanted: Sequence[Wanted], dim: int | None, numbers: list[float]) -> dict[str, Any]:
-    if len(numbers) == 1:
-        return _of_nothing(wanted, None if dim is None else int(numbers[0]))
-    width = count_of(wanted) + 1
-    is_integer = bool(numbers[-1])
-    found = dict[str, Any]()
-    begin = 0
+    columns: list[Tensor] = []
+    if _may_be_integers(wanted):
+        columns.append(torch.full([1], is_integer(x) and x.numel() > 0, dtype=torch.float64, device=x.device))
+    if x.numel():
+        return columns + numbers_of(rows_of(x.detach(), dim), wanted)
+    rows = 1 if dim is None else x.shape[dim]
     for each in wanted:
-        end = begin + (each.length or 1)
-        rows = [each.value(numbers[row + begin : row + end]) for row in range(0, len(numbers), width)]
-        if is_integer and each.key in ("min", "max"):
+        numbers = each.numbers_of_nothing()
+        columns.append(torch.tensor(numbers, dtype=torch.float64, device=x.device).repeat(rows))
+    return columns
+
+
+def _records_of(
+    wanted: Sequence[Wanted], dim: int | None, record: dict[str, Any], numbers: list[float]
+) -> list[dict[str, Any]]:
+    """The record with its statistics. numbers: of a compiled graph"""
+    may_be_integers = _may_be_integers(wanted)
+    are_integers = may_be_integers and bool(numbers[0])
+    begin = int(may_be_integers)
+    places = (len(numbers) - begin) // count_of(wanted)
+    for each in wanted:
+        length = each.length or 1
+        end = begin + places * length
+        rows = [each.value(numbers[row : row + length]) for row in range(begin, end, length)]
+        if are_integers and each.key in ("min", "max"):
             rows = [int(row) for row in rows]
-        found[each.key] = rows[0] if dim is None or each.key in SIZES else rows
+        if dim is not None and each.key not in SIZES:
+            record[each.key] = rows
+        else:
+            record[each.key] = rows[0] if rows else 0
         begin = end
-    return found
+    return [record]
 
 
 def measuring(of: Sequence[Statistic | Options], dim: int | None = None) -> Measure:

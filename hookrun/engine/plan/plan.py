@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from hookrun.engine.actions.base import BREAKS_GRAPH
 from hookrun.engine.actions.values import InlineFunction, PassValue, is_by_sample
 from hookrun.engine.hook_types import OUTPUT_GRAD
 from hookrun.engine.html import Completed
@@ -316,14 +317,15 @@ def unexportable(plan: ResolvedPlan) -> list[Problem]:
     """Every hook that an exported program, which only computes outputs, cannot contain."""
     problems = uncompilable(plan)
     for hook in plan.hooks:
-        problems += _program_problems(hook.spec)
+        problems += _program_problems(hook)
     return problems
 
 
-def _program_problems(spec: HookSpec) -> Iterator[Problem]:
+def _program_problems(hook: PlannedHook) -> Iterator[Problem]:
     """A problem for each part of the hook that a graph can contain, and an exported program cannot."""
+    spec = hook.spec
     kind = spec.hook_type
-    if kind.in_graph and spec.action.observes and spec.action.not_in_graph is None:
+    if kind.in_graph and spec.action.observes and _why_not_in_a_graph(hook) is None:
         yield Problem(
             spec.where,
             f"{spec.action.action_name} passes values to Python, which an exported program does not have",
@@ -365,6 +367,8 @@ def _graph_problems(hook: PlannedHook) -> Iterator[Problem]:
     for key, value in action.outside_values().items():
         if is_by_sample(value):
             yield problem(f".{key}", "takes rows of another run at each call, which a graph cannot do")
+        if isinstance(value, PassValue):
+            yield problem(f".{key}", "takes what another hook sees in each call, which a graph cannot do")
         if isinstance(value, InlineFunction):
             yield problem(f".{key}", "calls a function of yours at each call, which a graph cannot do")
     if spec.keys.tokens is not None:
@@ -390,6 +394,8 @@ def _why_not_in_a_graph(hook: PlannedHook) -> str | None:
     if action.observes:
         if hook.spec.chooses_samples:
             return "sees the samples that meet a condition, whose number a graph cannot know"
+        if action.captures and hook.spec.hook_type.phase == "backward":
+            return BREAKS_GRAPH
         return action.not_in_graph
     if action.does == "stop":
         return "ends the forward by an exception, which a graph cannot contain"

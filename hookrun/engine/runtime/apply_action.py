@@ -157,7 +157,7 @@ class SiteRunner:
             is_observer = self.site.spec.action.observes
             if is_observer and self.site.has_values and _is_traced(value):
                 return value  # there is nothing to observe, and tracing forbids some operations
-            raise _named(self.site, error, value) from error
+            raise named(self.site, error, value) from error
 
     def _member(self, value: Any) -> Any:
         """The target in the value; the site notes that it is None."""
@@ -330,7 +330,7 @@ class SiteRunner:
             except PASSED_ON:
                 raise
             except Exception as error:
-                raise _named(site, error, value) from error
+                raise named(site, error, value) from error
             if new is None:
                 return value
             return new
@@ -437,7 +437,8 @@ def _require_same_form(old: Tensor, new: Any) -> None:
         raise ValueError(changed)
 
 
-def _named(site: HookSite, error: Exception, value: Any) -> HookError:
+def named(site: HookSite, error: Exception, value: Any) -> HookError:
+    """The error that names the hook in which another one was raised, for a value."""
     if isinstance(error, RuntimeError):
         if any(tensor.is_nested for tensor in containers.tensors(value)):
             return HookError(f"{site.where}: {NOT_NESTED}")

@@ -11,25 +11,30 @@ measured outside of the graph, a graph of `torch.compile`) by a call of its own.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from itertools import count
-from typing import Any
+from functools import cache, partial
+from itertools import accumulate, count
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
-from hookrun.engine.actions.base import Halves
+from hookrun.engine.actions.base import RECORD_KEYS, Halves, Reading
+from hookrun.engine.actions.fields import Meaning
 from hookrun.engine.hook_types import OUTPUT_GRAD
-from hookrun.engine.runtime.apply_action import Op, function_of, unscaled_leaf
-from hookrun.engine.runtime.checkpointing import repeating
+from hookrun.engine.runtime.apply_action import Op, function_of, named, unscaled_leaf
+from hookrun.engine.runtime.checkpointing import PASSED_ON, repeating
+from hookrun.engine.runtime.compiled import refusal
 from hookrun.engine.runtime.site import HookSite
 from hookrun.engine.values import containers
+from hookrun.engine.values.forms import Form, form_of, unknown_class, value_of
 from hookrun.engine.values.private_names import require
 from hookrun.engine.values.tensors import ordinary_tensors
+from hookrun.errors import Problem
 
 _numbers = count()
 _open = WeakValueDictionary[int, "GraphObservers"]()
@@ -50,6 +55,35 @@ class _Firing:
     call: int
 
 
+class _Part(NamedTuple):
+    """The numbers of one tensor among all that a graph gives.
+
+    about:      the first values of RECORD_KEYS, which are the same each time
+    call:       the last one
+    begin, end: which of all numbers they are
+    """
+
+    path: str
+    about: tuple[str, str, str, str]
+    call: int
+    begin: int
+    end: int
+
+
+Time = tuple[str, int, int]
+"""Mode, epoch and step."""
+
+
+def _records_of(
+    time: Time, parts: Sequence[_Part], reads: Sequence[Reading], record: Mapping[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """The records of firings of one moment. record: has the numbers of all"""
+    numbers = record["numbers"].tolist()
+    for part, read in zip(parts, reads, strict=True):
+        begins = dict(zip(RECORD_KEYS, (*part.about, *time, part.call), strict=True))
+        yield from read(begins, numbers[part.begin : part.end])
+
+
 class GraphObservers:
     """The observers of one installation, in all of its graphs.
 
@@ -67,9 +101,10 @@ class GraphObservers:
         self.refuse_export = refuse_export
         self._observers: list[_Observer] = []
         self._firings: list[_Firing] = []
+        self._layouts = dict[tuple[tuple[int, ...], tuple[int, ...]], list[tuple[_Firing, list[_Part]]]]()
         self._calls = Counter[HookSite]()
         self._trace: object = None
-        self._waiting: tuple[list[Tensor], list[int]] | None = None
+        self._waiting: tuple[list[Tensor], list[int], list[int]] | None = None
         _open[self.key] = self
 
     def add(self, site: HookSite) -> Op:
@@ -83,7 +118,7 @@ class GraphObservers:
         return self._observer(site).counting
 
     def _observer(self, site: HookSite) -> _Observer:
-        observer = _Observer(self, site)
+        observer = _Capture(self, site) if site.spec.action.captures else _Observer(self, site)
         self._observers.append(observer)
         return observer
 
@@ -93,6 +128,7 @@ class GraphObservers:
             vars(observer).clear()  # its functions refer to it
         self._observers.clear()
         self._firings.clear()
+        self._layouts.clear()
         self._calls.clear()
         _open.pop(self.key, None)
 
@@ -100,15 +136,16 @@ class GraphObservers:
 
     def begin(self) -> None:
         """A graph begins, at the end of which `end` is called."""
-        self._waiting = ([], [])
+        self._waiting = ([], [], [])
 
-    def wait(self, numbers: list[Tensor], firing: int) -> None:
+    def wait(self, numbers: list[Tensor], lengths: list[int], firing: int) -> None:
         """Give the numbers of a firing to Python at the end of the graph."""
         if self._waiting is None:
-            self.give_numbers(numbers, [firing])
+            self.give_numbers(numbers, lengths, [firing])
             return
-        waiting, firings = self._waiting
-        waiting.extend(numbers)
+        all_numbers, all_lengths, firings = self._waiting
+        all_numbers.extend(numbers)
+        all_lengths.extend(lengths)
         firings.append(firing)
 
     def end(self) -> None:
@@ -119,17 +156,15 @@ class GraphObservers:
     def give_waiting(self) -> None:
         """Give to Python what waits."""
         if self._waiting is not None:
-            numbers, firings = self._waiting
+            numbers, lengths, firings = self._waiting
             if firings:
-                self.give_numbers(numbers, firings)
-            numbers.clear()
-            firings.clear()
+                self.give_numbers(numbers, lengths, firings)
+            self.begin()
 
-    def give_numbers(self, numbers: list[Tensor], firings: list[int]) -> None:
-        """Give the numbers of firings to Python, in one tensor on the device of the first ones."""
-        lengths = [len(each) for each in numbers]
-        joined = [torch.cat([each.to(numbers[0].device) for each in numbers])] if numbers else []
-        torch.ops.hookrun.observed.default(self.token, joined, [*firings], lengths)
+    def give_numbers(self, numbers: list[Tensor], lengths: list[int], firings: list[int]) -> None:
+        """Give the numbers of firings to Python, all on the device of the first ones. lengths: of each tensor seen"""
+        here = [each.to(numbers[0].device) for each in numbers]
+        torch.ops.hookrun.observed.default(self.token, here, [*firings], [*lengths])
 
     def give_tensors(self, tensors: list[Tensor], firing: int) -> None:
         """Give the tensors that a firing sees to Python."""
@@ -157,20 +192,66 @@ class GraphObservers:
 
     # ---- while a graph runs --------------------------------------------------------------------------------------
 
-    def measured(self, firing: int, x: Tensor) -> Tensor:
+    def measured(self, firing: int, x: Tensor) -> list[Tensor]:
         """The numbers of a tensor that a firing sees."""
         return self._firings[firing].observer.measure(x)
 
     def receive(self, tensors: Sequence[Tensor], firings: Sequence[int], lengths: Sequence[int]) -> None:
-        """Let hooks act on what they see, one after the other. lengths: of the numbers that are joined in one tensor"""
-        if lengths:
-            tensors = tensors[0].clone().split(lengths)  # copied: the graph uses its memory again
-        begin = 0
-        for number in firings:
-            firing = self._firings[number]
-            end = begin + len(firing.paths)
-            firing.observer.receive(firing, tensors[begin:end])
-            begin = end
+        """Let hooks act on what they see. lengths: how many numbers there are of each tensor that is measured"""
+        if not lengths:
+            for number in firings:
+                firing = self._firings[number]
+                if isinstance(firing.observer, _Capture):
+                    firing.observer.keep(number, firing, tensors)
+                elif firing.observer.fires(firing):
+                    for path, tensor in zip(firing.paths, tensors, strict=True):
+                        firing.observer.act(firing, path, tensor)
+            return
+        numbers = torch.cat([*tensors])  # copied: the graph uses its memory again
+        parts: list[_Part] = []
+        reads: list[Reading] = []  # few new objects for each firing: the garbage collector counts them
+        policy = ""
+        for firing, of_firing in self._parts(tuple(firings), tuple(lengths)):
+            observer = firing.observer
+            if not observer.fires(firing):
+                continue
+            reading = observer.reading
+            for part in of_firing:
+                if reading is None:
+                    observer.act(firing, part.path, numbers[part.begin : part.end])
+                else:
+                    parts.append(part)
+                    reads.append(reading())
+                    policy = observer.policy or policy
+        if parts:
+            clock = self._observers[0].site.clock
+            time = clock.mode, clock.epoch, clock.step
+            judge = partial(_records_of, time, parts, reads)
+            start = (*parts[0].about, *time, parts[0].call)
+            data = {"numbers": numbers, "judge": judge, "policy": policy}
+            self._observers[0].site.sink.emit(start, data)
+
+    def _parts(
+        self, firings: tuple[int, ...], lengths: tuple[int, ...]
+    ) -> Sequence[tuple[_Firing, Sequence[_Part]]]:
+        """Which numbers belong to each firing: the same at each run of a graph with the same shapes."""
+        if (firings, lengths) not in self._layouts:
+            ends = accumulate(lengths)
+            begin = 0
+            layout: list[tuple[_Firing, list[_Part]]] = []
+            for number in firings:
+                firing = self._firings[number]
+                site = firing.observer.site
+                parts: list[_Part] = []
+                for path in firing.paths:
+                    at = firing.within + path
+                    about = site.hook_name, site.path, at, site.spec.action.action_name
+                    end = next(ends)
+                    parts.append(_Part(path, about, firing.call, begin, end))
+                    begin = end
+                layout.append((firing, parts))
+            self._layouts[firings, lengths] = layout
+        return self._layouts[firings, lengths]
 
 
 class _Observer:
@@ -194,11 +275,13 @@ class _Observer:
         self.measures = not (has_schedule or is_scaled)
         self._halves: Halves | None = None
         self._function: Op | None = None
+        self.policy = "error" if site.spec.action.value_of(Meaning.POLICY) == "error" else ""
         self._holds_in = {training: when.holds_in(training) for training in (True, False)}
         self._asked_at = (-1, -1)
         self._holds = False
 
-        def number(name: str, *paths: str) -> int:
+        def number(name: str, *paths: str) -> tuple[int, int]:
+            """The number of a firing, and how many tensors of numbers there are of each tensor that it sees."""
             require("torch, compiler")
             if torch.compiler.is_exporting():
                 group.refuse_export(None)
@@ -206,7 +289,7 @@ class _Observer:
                 self._halves = site.spec.action.halves(site)
                 self._function = function_of(site)
             _operator()
-            return group.number(self, paths)
+            return group.number(self, paths), 0 if self._halves is None else self._halves.count
 
         def takes(dtype: torch.dtype, alone: bool) -> bool:
             with ordinary_tensors():
@@ -231,20 +314,26 @@ class _Observer:
             if isinstance(leaf, Tensor) and self._takes(leaf.dtype, leaf is seen):
                 paths.append(path)
                 taken.append(leaf)
-        number = self._number(self._name, *paths)
-        given = [self._given(leaf, number) for leaf in taken]
-        if _is_in_region():
-            self._give(given, number)
-        elif self.measures:
-            self._group.wait(given, number)
-        else:
+        number, count = self._number(self._name, *paths)
+        if not self.measures:
             self._group.give_waiting()
-            self._give(given, number)
+            self._group.give_tensors([leaf.detach() for leaf in taken], number)
+            return value
+        numbers: list[Tensor] = []
+        lengths: list[int] = []
+        for leaf in taken:
+            columns = _measured(self._group.key, number, count, leaf.detach())
+            numbers.extend(columns)
+            lengths.append(sum([len(column) for column in columns]))
+        if _is_in_region():
+            self._group.give_numbers(numbers, lengths, [number])
+        else:
+            self._group.wait(numbers, lengths, number)
         return value
 
     def counting(self, paths: Sequence[str]) -> Callable[[int], None]:
         """What counts the firing for the gradient of one of these tensors."""
-        number = self._number(self._name, *paths)
+        number, _ = self._number(self._name, *paths)
 
         def count(place: int) -> None:
             self._group.give_tensors([], number + place)
@@ -253,67 +342,64 @@ class _Observer:
 
     def watch(self, carrying: Sequence[tuple[str, Tensor]]) -> None:
         """Look at the gradients of these tensors, the outputs of one call."""
-        number = self._number(self._name, *(path for path, _ in carrying))
+        number, count = self._number(self._name, *(path for path, _ in carrying))
         for place, (_, tensor) in enumerate(carrying):
 
             def fire(grad: Tensor, place: int = place) -> None:
-                self._give([self._given(grad, number + place)], number + place)
+                if not self.measures:
+                    self._group.give_tensors([grad.detach()], number + place)
+                    return
+                columns = _measured(self._group.key, number + place, count, grad.detach())
+                self._group.give_numbers(columns, [sum([len(each) for each in columns])], [number + place])
 
             tensor.register_hook(fire)
 
-    def _given(self, x: Tensor, firing: int) -> Tensor:
-        """What the graph gives for a tensor: its numbers, or the tensor."""
-        x = x.detach()
-        return _measured(self._group.key, firing, x) if self.measures else x
-
-    def _give(self, given: list[Tensor], firing: int) -> None:
-        if self.measures:
-            self._group.give_numbers(given, [firing])
-        else:
-            self._group.give_tensors(given, firing)
-
     # ---- traced by the compiler's second stage, where no guard comes from what is read -----------------------------
 
-    def measure(self, x: Tensor) -> Tensor:
-        """[n] float64, the numbers of a tensor."""
+    def measure(self, x: Tensor) -> list[Tensor]:
+        """The numbers of a tensor, as tensors [n] float64."""
         assert self._halves is not None
         part = self.site.part
         return self._halves.measure(x if part is None else part.of(x))
 
     # ---- while the graph runs ------------------------------------------------------------------------------------
 
-    def receive(self, firing: _Firing, tensors: Sequence[Tensor]) -> None:
-        """Count a firing and report it, if the schedule holds."""
+    @property
+    def reading(self) -> Callable[[], Reading] | None:
+        """What reads its numbers later; None: it acts on them when the graph has run."""
+        return None if self._halves is None else self._halves.reading
+
+    def fires(self, firing: _Firing) -> bool:
+        """Count a firing, if the schedule holds; whether there is something to report."""
         site = self.site
         if not self._is_due() or (site.hook_type.phase == "forward" and repeating() is not None):
-            return
+            return False
         site.fired += 1
         if self._is_edit:
-            return
-        site.idle += not tensors
-        if site.sink.muted:
-            return
-        current = site.current
+            return False
+        site.idle += not firing.paths
+        return not site.sink.muted
+
+    def act(self, firing: _Firing, path: str, given: Tensor) -> None:
+        """Report the numbers of a tensor, or let the hook act on the tensor."""
+        report = None if self._halves is None else self._halves.report
+        function = self._function
+        current = self.site.current
+        current.at = path
         current.within = firing.within
         current.call_number = firing.call
         current.in_graph = True
         try:
-            for path, tensor in zip(firing.paths, tensors, strict=True):
-                current.at = path
-                self._report(tensor)
+            if self.measures:
+                assert report is not None
+                report(given)
+            else:
+                assert function is not None
+                function(self._unscaled(given))
         finally:
             current.within = ""
             current.call_number = None
             current.in_graph = False
-
-    def _report(self, given: Tensor) -> None:
-        halves = self._halves
-        function = self._function
-        assert halves is not None and function is not None
-        if self.measures:
-            halves.report(given)
-        else:
-            function(self._unscaled(given))
 
     def _is_due(self) -> bool:
         """Whether the schedule holds now."""
@@ -339,12 +425,72 @@ def _while_tracing(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+class _Capture(_Observer):
+    """A capture: the graph gives the tensors of a value, and outside of it the value is put together again."""
+
+    def __init__(self, group: GraphObservers, site: HookSite) -> None:
+        super().__init__(group, site)
+        self.measures = False
+        forms: dict[int, Form] = {}
+
+        def number(name: str, form: Form) -> int:
+            unknown = unknown_class(form)
+            if torch.compiler.is_exporting():
+                group.refuse_export(None)
+            if unknown is not None:
+                what = (
+                    f"capture sees an object of class {unknown.__name__}, which a graph cannot give to Python"
+                )
+                refusal([Problem(site.spec.where, what, "name a tensor with `target`")])(None)
+            if self._function is None:
+                self._function = function_of(site)
+            _operator()
+            numbered = group.number(self, ("",))
+            forms[numbered] = form
+            return numbered
+
+        self._forms = forms
+        self._formed = _while_tracing(number)
+
+    def see(self, value: Any) -> Any:
+        """Give the tensors of the value of a forward hook to Python."""
+        site = self.site
+        if self._holds_in[site.clock.model.training]:
+            seen = value if site.target_keys is None else containers.get(value, site.target_keys)
+            if site.hook_type.in_tuple and site.target_keys is None:
+                seen = containers.unwrapped(seen)
+            tensors: list[Tensor] = []
+            number = self._formed(self._name, form_of(seen, tensors))
+            self._group.give_tensors(tensors, number)
+        return value
+
+    def keep(self, number: int, firing: _Firing, tensors: Sequence[Tensor]) -> None:
+        """Let the hook keep the value, in memory of its own: the graph uses its memory again."""
+        if not self.fires(firing):
+            return
+        site = self.site
+        value = value_of(self._forms[number], iter([tensor.clone() for tensor in tensors]))
+        if value is None:
+            site.target_was_none |= site.target_keys is not None
+            site.found_nothing()
+        try:
+            self.act(firing, "", value)
+        except PASSED_ON:
+            raise
+        except Exception as error:
+            raise named(site, error, value) from error
+
+
 @_while_tracing
 def _is_in_region() -> bool:
     """Whether a part of a graph is traced that has no access to the rest, as a checkpointed region is."""
     from torch._dynamo.symbolic_convert import InstructionTranslator
 
     return InstructionTranslator.current_tx().output.current_tracer.parent is not None
+
+
+_OF_OBSERVER = re.compile(r"\.__self__\.firings(\[\d+\](\.traced(\.__func__|\.__self__.*)?)?)?$")
+"""The end of the name of what is read of an observer, from the hook that torch calls. A removed hook is another one."""
 
 
 def with_few_guards(mode: str | None, options: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -364,15 +510,17 @@ def _is_needed(guard: Any) -> bool:
 
     Only in the frame of `Installation.compile`: another one may be called for several observers.
     """
-    is_here = guard.name.startswith("L['hooked_model']")
-    theirs = (is_here and ".traced.__self__" in guard.name) or guard.name.startswith("G['__import_hookrun")
-    return not theirs or guard.guard_type == "TENSOR_MATCH" or guard.name.endswith(".training")
+    if guard.guard_type == "TENSOR_MATCH" or guard.name.endswith(".training"):
+        return True
+    if guard.name.startswith(("G['__import_hookrun", "hookrun_observers")):
+        return False
+    return not (guard.name.startswith("hooked_model") and _OF_OBSERVER.search(guard.name))
 
 
-def _measured(observers: int, firing: int, x: Tensor) -> Tensor:
+def _measured(observers: int, firing: int, count: int, x: Tensor) -> list[Tensor]:
     group = _open.get(observers)
     if group is None:  # the hooks were removed before the backward pass of a graph that Python runs
-        return x.new_empty(0, dtype=torch.float64)
+        return [x.new_empty(0, dtype=torch.float64)] * count
     return group.measured(firing, x)
 
 

@@ -362,24 +362,23 @@ class Installation(Shown):
             )
         refuse(problems, CompileError)
         torch.compiler.reset()
-        hooked_model = self._model  # `with_few_guards` knows it by this name
+        hooked_model = self._model  # `with_few_guards` knows these by their names
+        hookrun_observers = self._wiring.observers
         call_through_torch(hooked_model.modules())
-
-        observers = self._wiring.observers
 
         def hooked(*args: Any, **kwargs: Any) -> Any:
             return hooked_model(*args, **kwargs)
 
         def observed(*args: Any, **kwargs: Any) -> Any:
-            observers.begin()
+            hookrun_observers.begin()
             output = hooked_model(*args, **kwargs)
-            observers.end()
+            hookrun_observers.end()
             return output
 
-        called = observed if observers.any else hooked
+        called = observed if hookrun_observers.any else hooked
         # torch stores its graphs by code object: each installation needs its own
         own = FunctionType(called.__code__.replace(), globals(), called.__name__, None, called.__closure__)
-        if observers.any:
+        if hookrun_observers.any:
             options["options"] = with_few_guards(options.pop("mode", None), options.get("options"))
         compiled = torch.compile(own, **options)
         gradients = self._wiring.wrapped

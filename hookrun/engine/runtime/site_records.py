@@ -90,12 +90,17 @@ class SiteRecords(SiteDraws):
                 least = plain(least).min()
                 largest = plain(largest).max()
         record = {"ok": ok, "message": message, "policy": policy, "least": least, "largest": largest}
-        record |= self._checked()
+        record |= self.about_check() if self.current.in_graph else self._checked()
         if policy != "error" or not self.has_values or self.current.in_graph:
             self.emit(record)
             return
         record["ok"] = bool(ok)  # read once: the host waits for it
         self._require_passed(record)
+
+    def about_check(self) -> dict[str, Any]:
+        place = self._checked()
+        cls = place.pop("class")
+        return {**place, "where": self.where, "class": cls}  # `where` is for the message; it is not stored
 
     def _checked(self) -> dict[str, Any]:
         """What a record says of the place of a check, beside RECORD_KEYS."""
@@ -103,8 +108,6 @@ class SiteRecords(SiteDraws):
         place = dict[str, Any]()
         if self.hook_type.sees_batch and clock.rows is not None and clock.samples is not None:
             place["samples"] = clock.samples.tolist()  # of this rank
-        if self.current.in_graph:
-            place["where"] = self.where  # for the message; it is not stored
         place["class"] = type(self.module).__name__
         return place
 
@@ -149,7 +152,8 @@ class SiteRecords(SiteDraws):
         if rules.steps is not None:
             self._add_to_step(start, seen)
             return
-        record = {"numbers": seen, "judge": rules.judge, "policy": policy, **self._checked()}
+        about = self.about_check() if self.current.in_graph else self._checked()
+        record = {"numbers": seen, "judge": rules.judge, "policy": policy, **about}
         if policy != "error" or self.current.in_graph:
             self.emit(record)
             return

@@ -1,12 +1,12 @@
 """Fingerprints: a few numbers for each row of a tensor, by which two runs are compared without the rows themselves.
 
-A row is added up, with random signs, in p buckets: element i in bucket i mod p, as in the count sketch of Charikar, Chen
-and Farach-Colton. p is a prime that divides no size of the row, so that a token, a channel, a head and any other regular
-part of the row is spread over the buckets. Then each bucket is added, with random signs, to one projection of each of
-four groups, as in the sparse embedding (OSNAP) of Nelson and Nguyen.
+A row is added up, with random signs, in p buckets: element i in bucket i mod p, as in the count sketch of Charikar,
+Chen and Farach-Colton. p is a prime that divides no size of the row, so that a token, a channel, a head and any other
+regular part of the row is spread over the buckets. Then each bucket is added, with random signs, to one projection of
+each of four groups, as in the sparse embedding (OSNAP) of Nelson and Nguyen.
 
-Each step adds tensors element by element, in an order that depends on the shape of a row only. Therefore equal rows have
-equal fingerprints, bit for bit, in any batch and with any number of threads.
+Each step adds tensors element by element, in an order that depends on the shape of a row only. Therefore equal rows
+have equal fingerprints, bit for bit, in any batch and with any number of threads.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import is_fake, unset_fake_temporarily
-from torch.nn.functional import pad
+from torch.nn.functional import avg_pool2d
 
 from hookrun.engine.values.tensors import as_real, computable, ordinary_tensors, widened
 
 ERROR = 0.25
 """With 64 projections, of 100 estimated norms 95 are within this share of the true ones; with k, sqrt(64 / k) of it."""
 
-_STEP = 2**14  # elements of a row that are added at once
+_STEP = 2**16  # elements of a row that are added at once
 _AT_ONCE = 2**17  # elements of several rows that are added at once: they stay in the cache of a processor
 _SIGNS = 2**17  # signs that are stored; in longer rows each step begins at a random one
 
@@ -48,9 +48,9 @@ class Difference(NamedTuple):
 def fingerprints(x: Tensor, count: int) -> Tensor:
     """x [rows, ...] -> [rows, count + 2]: random projections, the L2 norm and the largest absolute value of each row.
 
-    The projections have the norm of the row in expectation; their directions depend on the row's shape and `count` only.
-    All is computed in float32, of float64 in float64. A complex number counts as two, its real and imaginary part. NaN and
-    infinity in a row make its numbers NaN or infinite; elements above 1e19 of a float32 row make its norm infinite.
+    The projections have the norm of the row in expectation; their directions depend on the row's shape and `count`
+    only. All is computed in float32, of float64 in float64. A complex number counts as two, its real and imaginary
+    part. NaN and infinity in a row make its numbers NaN or infinite; elements above 1e19 of a float32 row its norm.
     """
     real, _ = as_real(widened(x))
     rows = real.flatten(1) if real.dim() > 1 else real.unsqueeze(-1)
@@ -60,7 +60,7 @@ def fingerprints(x: Tensor, count: int) -> Tensor:
     with unset_fake_temporarily(), ordinary_tensors():
         directions = _directions(tuple(real.shape[1:]), count, like.dtype, like.device)
     at_once = max(1, _AT_ONCE // min(directions.step, rows.shape[1]))
-    return torch.cat([_of_some(some, directions) for some in rows.split(at_once)])
+    return torch.cat([_of_some(some.to(like.dtype).contiguous(), directions) for some in rows.split(at_once)])
 
 
 def difference(first: Tensor, second: Tensor) -> Difference:
@@ -77,7 +77,7 @@ class _Directions:
     """The directions for rows of one shape.
 
     count:  of the projections
-    step:   elements of a row that are added at once, `buckets` times a power of two
+    step:   elements of a row that are added at once, a multiple of `buckets`
     width:  the buckets, and zeros up to a number that the projections of a group divide
     signs:  of the elements
     starts: for each step, where its signs begin
@@ -97,31 +97,41 @@ class _Directions:
 
 def _of_some(rows: Tensor, directions: _Directions) -> Tensor:
     """rows [r, n] -> [r, k + 2]."""
-    sums = directions.signs.new_zeros(2, len(rows), directions.step)
-    for part, start in zip(rows.split(directions.step, 1), directions.starts, strict=True):
-        size = part.shape[1]
-        elements = part.to(sums.dtype)
-        signed, squares = sums[..., :size].unbind()
-        signed.addcmul_(elements, directions.signs[start : start + size])
-        squares += elements.square()
-    buckets, squares = _added(sums, directions.buckets).unbind()
-    copies = _padded(buckets, directions.width).index_select(1, directions.copied) * directions.mixing
-    norm = _added(_padded(squares, 2 ** directions.buckets.bit_length()), 1).sqrt()
+    width = directions.width
+    buckets = rows.new_zeros(len(rows), width)
+    for number, start in enumerate(directions.starts):
+        begin = number * directions.step
+        size = min(directions.step, rows.shape[1] - begin)
+        signed = rows.narrow(1, begin, size) * directions.signs.narrow(0, start, size)
+        rest = size % directions.buckets
+        if size > rest:
+            buckets.narrow(1, 0, directions.buckets).add_(
+                _added(signed.narrow(1, 0, size - rest), directions.buckets)
+            )
+        buckets.narrow(1, 0, rest).add_(signed.narrow(1, size - rest, rest))
+    copies = buckets.index_select(1, directions.copied).mul_(directions.mixing)
     largest = torch.maximum(rows.amax(1, keepdim=True), -rows.amin(1, keepdim=True))
-    return torch.cat([_added(copies, directions.count), norm, largest.to(sums.dtype)], 1)
-
-
-def _padded(x: Tensor, width: int) -> Tensor:
-    """x [r, m] -> [r, width], with zeros at the end."""
-    return pad(x, (0, width - x.shape[1]))
+    return torch.cat([_added(copies, directions.count), _norms(rows), largest], 1)
 
 
 def _added(x: Tensor, width: int) -> Tensor:
-    """x [..., width * 2**a] -> [..., width]: its parts are added, always in the same order."""
-    while x.shape[-1] > width:
-        lower, upper = x.chunk(2, -1)
-        x = lower + upper
-    return x
+    """x [r, n * width] -> [r, width]: the parts of each row, added."""
+    parts = x.unflatten(1, (-1, 1, width)).movedim(3, 1)
+    return avg_pool2d(parts, (parts.shape[2], 1), divisor_override=1).flatten(1)
+
+
+def _norms(rows: Tensor) -> Tensor:
+    """rows [r, n] -> [r, 1]: the norms."""
+    rest = rows.shape[1] % 32
+    whole = rows.narrow(1, 0, rows.shape[1] - rest).unflatten(1, (-1, 32))
+    parts = torch.linalg.vector_norm(whole, dim=2)
+    if rest:
+        parts = torch.cat([parts, rows.narrow(1, -rest, rest)], 1)
+    squares = parts.square().unsqueeze(0)
+    while squares.shape[2] > 1:
+        window = min(squares.shape[2], 64)
+        squares = avg_pool2d(squares, (1, window), ceil_mode=True, divisor_override=1)
+    return squares.squeeze(0).sqrt()
 
 
 @lru_cache(maxsize=32)
@@ -134,9 +144,7 @@ def _directions(shape: tuple[int, ...], count: int, dtype: torch.dtype, device: 
     while width < max(256, 4 * count):
         width *= 2
     buckets = _prime_below(width, shape)
-    step = buckets
-    while step < size and 2 * step <= _STEP:
-        step *= 2
+    step = min(-(-size // buckets), _STEP // buckets + 1) * buckets
     starts = list(range(0, size, step))
     if size > _SIGNS:
         starts = (_random(f"{name} starts", 4 * len(starts)).view(torch.int32) % (_SIGNS - step)).tolist()

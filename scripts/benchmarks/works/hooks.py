@@ -241,6 +241,30 @@ def capture_gpt2(settings: Settings) -> Result:
         return measured(work, capture_ways(gpt2(), settings), settings, target=target, slow=True)
 
 
+def fingerprints(of: str, **keys: Any) -> Callable[[Settings], Result]:
+    """The function that measures a row with fingerprints of the outputs of all leaves of gpt2."""
+
+    def measure(settings: Settings) -> Result:
+        work, target = f"gpt2 of 4 layers, fingerprints of 41 leaves, of each {of}", 1.10
+        if importlib.util.find_spec("transformers") is None:
+            return Result(work, "bare", target, (), missing={"transformers": "not installed"})
+        subject = gpt2()
+        names = running(subject)
+        with threads(2, grad=False):
+            ways, bare, ours = Ways(), subject.make(), subject.make()
+            _, outputs = by_hand.captures(subject.make(), names, subject.x, clone=True)
+            reduce = {"fingerprint": 64}
+            kept = hooked(ways, ours, select=names, action="capture", reduce=reduce, **keys).captures["bench"]
+            run, prints = by_hand.kept_by({name: kept[name] for name in names}, lambda: ours(subject.x))
+            ways.add("bare", lambda: bare(subject.x))
+            ways.outputs["by hand"] = lambda: {name: each.norm() for name, each in outputs().items()}
+            ways.add(OURS, run, lambda: {name: each[:, 64].norm() for name, each in prints().items()})
+            return measured(work, ways, settings, target=target, slow=True)
+
+    measure.__name__ = f"fingerprints_of_{of}s"
+    return measure
+
+
 def compiled(name: str, hook: dict[str, Any]) -> Callable[[Settings], Result]:
     """The function that measures a row with a compiled model of width 512."""
 
@@ -282,6 +306,8 @@ ROWS = (
     quantize_mlp,
     weight_mlp,
     early_exit_resnet18,
+    fingerprints("sample"),
+    fingerprints("token", tokens="all"),
     compiled("scale 8 Linear outputs", {"select": "type:Linear", "action": "scale", "factor": 2.0}),
     compiled("clamp all ReLU outputs", {"select": "type:ReLU", "action": "clamp", "min": 0, "max": 1}),
     compiled("bias added to one output", {"select": "7", "action": "add_bias", "value": 0.5}),
