@@ -182,8 +182,8 @@ def test_names_that_do_not_fit_are_refused(runs: tuple[Run, Run, Run], names: An
         ({"z": [2, 0, 1, 3]}, "0 is the rows"),
         ({"z": [0, 2, 2, 3]}, "name each dimension"),
         ({"z": "0213"}, "expected a valid list"),
-        ({"model.norm": [0, 1]}, "matches none of the modules of"),
-        ({"z": Z, "?": Z}, "another entry matches 'z', too"),
+        ({"model.norm": [0, 1]}, "matches no module of"),
+        ({"z": Z, "?": Z}, "or one that another entry matches"),
     ],
 )
 def test_orders_that_do_not_fit_are_refused(runs: tuple[Run, Run, Run], transpose: Any, said: str) -> None:

@@ -133,8 +133,7 @@ def partners(given: Mapping[Any, Any], first: Side, other: Side, where: str) -> 
         for path, partner in mistakes.tried(_matched, left, right, first, other, place) or ():
             known = taken.setdefault(partner, path), named.setdefault(path, partner)
             if known != (path, partner):
-                before = (path, known[1]) if known[0] == path else (known[0], partner)
-                what = f"pairs {path!r} with {partner!r}, and another entry {before[0]!r} with {before[1]!r}"
+                what = f"pairs {path!r} with {partner!r}, of which another entry names one as well"
                 mistakes.note(place, what, "leave one of them out")
         if len(mistakes.problems) >= MOST_LISTED:  # the nearest names take time
             break
@@ -197,10 +196,8 @@ def chosen(given: Mapping[Any, V], side: Side, where: str) -> dict[str, V]:
         with refused_at(place, kinds=ValueError):
             selector = parse_selector(text)
         paths = selector.select(tree)
-        if not paths:
-            what = f"matches none of the modules of {side.title} that are compared"
+        if not paths or values.keys() & set(paths):
+            what = f"matches no module of {side.title} that is compared, or one that another entry matches"
             raise spec_error(place, what, nearest(str(text), filter(None, side.used)))
-        if twice := values.keys() & set(paths):
-            raise spec_error(place, f"another entry matches {min(twice)!r}, too", "leave one of them out")
         values |= dict.fromkeys(paths, value)
     return values
