@@ -44,17 +44,19 @@ def _main(arguments: list[str], outcome: Outcome) -> int:
     if len(words) < 2 or any(text.startswith("-") for text in words[:2]):
         outcome.tell(HookrunError(USAGE))
         return 2
-    texts = {"task.run": words[0], "task.other": words[1], "task.names": typed.names}
-    given = list[str]()
-    for key, text in texts.items():
-        if text is not None:
-            given.append(f"{key}={QuotedString(text, Quote.single).with_quotes()}")
+    given = [f"task.run={_quoted(words[0])}", f"task.other={_quoted(words[1])}"]
+    if typed.names is not None:
+        given.append(f"task.names={_quoted(typed.names)}")
     if typed.tolerance is not None:
         given.append(f"{_TOLERANCE}={typed.tolerance}")
     keys = {key_of(word) for word in (*given, *words[2:])}
     if _TOLERANCE in keys and _ON_DIFFERENCE not in keys:
         given.append(f"{_ON_DIFFERENCE}=stop")
     return run(["task=compare", *given, *words[2:]], outcome)
+
+
+def _quoted(text: str) -> str:
+    return str(QuotedString(text, Quote.single).with_quotes())
 
 
 if __name__ == "__main__":

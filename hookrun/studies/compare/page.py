@@ -27,7 +27,7 @@ TITLE = "Comparison"
 POSITION = 30
 
 MOST_JOBS = 50
-_TABLES = ("names", "captures", "unpaired", "metrics", "weights", "statistics", "plan", "config")
+_TABLES = ("captures", "names", "unpaired", "metrics", "weights", "statistics", "plan", "config")
 
 
 def build(facts: RunData) -> dict[str, Any] | None:

@@ -164,9 +164,13 @@ def compare_runs(
     file = comparison.weights_file(run.path, run.model.get("weights"))
     other_file = comparison.weights_file(other.path, other.model.get("weights"))
     weights, weights_of = comparison.weights(file, other_file, tolerance, pairing)
-    predictions = comparison.predictions(
-        _predicted(run), _predicted(other), run.predictions, other.predictions, run.samples, tolerance
-    )
+    outputs = run.predictions, other.predictions
+    metrics = comparison.side_by_side(_numbers(run), _numbers(other), tolerance)
+    if not run.config or not other.config:  # a loop of one's own need not write what a run writes
+        outputs = (None, None) if None in outputs else outputs
+        for row in metrics:
+            row["differs"] &= row["run"] is not None and row["other"] is not None
+    predictions = comparison.predictions(_predicted(run), _predicted(other), *outputs, run.samples, tolerance)
     statistics = comparison.differing(
         comparison.statistics(
             run.stats, lambda module: module if pairing.partner(module) is not None else None
@@ -180,7 +184,7 @@ def compare_runs(
         first=first,
         captures=captures,
         unpaired=unpaired,
-        metrics=comparison.side_by_side(_numbers(run), _numbers(other), tolerance),
+        metrics=metrics,
         predictions=predictions,
         weights=weights,
         weights_of=weights_of,

@@ -135,8 +135,8 @@ class CompareTask(TaskOfRuns):
         for row in comparison.names[:_LINES]:
             order = f", its dimensions in the order {row['transpose']}" if row["transpose"] else ""
             screen.say(f"paired: {row['module'] or '(root)'} and {row['other'] or '(root)'}{order}")
-        if (more := len(comparison.names) - _LINES) > 0:
-            screen.say(f"paired: and {more} more, in {COMPARE_JSON}")
+        if len(comparison.names) > _LINES:
+            screen.say(f"paired: all {len(comparison.names)} are in {COMPARE_JSON}")
         for line in comparison.config[:_LINES]:
             value = json.dumps(line["run"], ensure_ascii=False)[:100]
             other = json.dumps(line["other"], ensure_ascii=False)[:100]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 import re2
 from pydantic import Field
@@ -14,8 +14,7 @@ from hookrun.engine.spec.selector import parse_selector
 from hookrun.engine.spec.selector.base import alternatives, shown
 from hookrun.engine.spec.selector.path import ANY_DEPTH, PathSelector, parse_glob
 from hookrun.engine.spec.selector.tree import Names, Node, Tree
-from hookrun.engine.validation import Section
-from hookrun.engine.validation import validated as validated
+from hookrun.engine.validation import Section, validated
 from hookrun.errors import MOST_LISTED, Mistakes, nearest, refused_at, spec_error
 
 V = TypeVar("V")
@@ -24,7 +23,6 @@ MOST_PAIRS = 10_000
 _WILDCARD = re.compile(r"(\*\*|\*|\?)")
 _GROUPS = {ANY_DEPTH: r"((?:\.[^.]*)*)", "*": "([^.]*)", "?": "([^.])"}
 """A wildcard -> what it matches in a path with a dot before each name."""
-
 
 Name = str | Annotated[int, Field(strict=True)]
 """A glob; YAML reads the name of a layer such as 0 as a number."""
@@ -39,6 +37,11 @@ class Paired(Section):
 
     names: Annotated[dict[Name, Name], Field(min_length=1)] | None = None
     transpose: dict[Name, tuple[int, ...]] = {}
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], where: str) -> Self:
+        """Raises SpecError with every mistake in what was given at the key path `where`."""
+        return validated(cls, given, where)
 
 
 @dataclass(frozen=True)
@@ -130,10 +133,7 @@ def partners(given: Mapping[Any, Any], first: Side, other: Side, where: str) -> 
         for path, partner in mistakes.tried(_matched, left, right, first, other, place) or ():
             known = taken.setdefault(partner, path), named.setdefault(path, partner)
             if known != (path, partner):
-                earlier = (path, known[1]) if known[0] == path else (known[0], partner)
-                what = (
-                    f"pairs {path!r} with {partner!r}, and another entry {earlier[0]!r} with {earlier[1]!r}"
-                )
+                what = f"pairs {path!r} with {partner!r}, of which another entry names one as well"
                 mistakes.note(place, what, "leave one of them out")
         if len(mistakes.problems) >= MOST_LISTED:  # the nearest names take time
             break
@@ -196,10 +196,8 @@ def chosen(given: Mapping[Any, V], side: Side, where: str) -> dict[str, V]:
         with refused_at(place, kinds=ValueError):
             selector = parse_selector(text)
         paths = selector.select(tree)
-        if not paths:
-            what = f"matches none of the modules of {side.title} that are compared"
-            raise spec_error(place, what, nearest(str(text), side.used))
-        if twice := values.keys() & set(paths):
-            raise spec_error(place, f"another entry matches {min(twice)!r}, too", "leave one of them out")
+        if not paths or values.keys() & set(paths):
+            what = f"matches no module of {side.title} that is compared, or one that another entry matches"
+            raise spec_error(place, what, nearest(str(text), filter(None, side.used)))
         values |= dict.fromkeys(paths, value)
     return values

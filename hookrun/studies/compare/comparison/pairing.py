@@ -48,7 +48,7 @@ class Pairing:
             partner = str(self.partner(module))
             order = list(self.orders.get(partner, ()))
             if order or partner != module:
-                rows.append({"module": module, "other": partner, "transpose": order})
+                rows.append({"module": module, "other": partner, "transpose": order or None})
         return rows
 
     def partner_of(self, capture: StoredCapture, other: Run) -> StoredCapture | None:
@@ -76,8 +76,8 @@ def pairing_of(
         given = load_plain(Path(names).expanduser())
         if not isinstance(given, dict) or not any(isinstance(value, dict) for value in given.values()):
             given = {"names": given}
-    named = paired.validated(paired.Paired, given, where)
-    typed = paired.validated(paired.Paired, {"transpose": transpose or {}}, "task")
+    named = paired.Paired.of(given, where)
+    typed = paired.Paired.of({"transpose": transpose or {}}, "task")
     orders = {**named.transpose, **typed.transpose}
     pairing = Pairing(counts=_counts(run, other))
     if named.names is None and not orders:
