@@ -41,7 +41,7 @@ from hookrun.store.captures.tensor_file import open_tensors, read_tensor, write_
 from hookrun.store.config.interpolations import resolved
 from hookrun.store.config.stored import read_yaml
 from hookrun.store.files import StoreError, new_file, os_errors, sync_folder, write_json
-from hookrun.store.format import CHECKPOINTS, CONFIG, MODEL, OVERRIDES, STATUS
+from hookrun.store.format import CHECKPOINTS, CONFIG, MODEL, OVERRIDES, PLAN, STATUS
 from hookrun.store.reader import Run, open_run
 from hookrun.store.verify import verify
 
@@ -146,20 +146,19 @@ def _of_run(run: Run) -> Bundling:
     experiment = parse_experiment(config)
     places = {record["run"]: record["path"] for record in run.plan.get("runs", [])}
     task = task_of(experiment)
-    if not isinstance(task, ModelTask):
-        raise spec_error("RUN", f"{run.path}: task={task.name} has no hooks", "name a run with an edit")
+    if not isinstance(task, ModelTask) or getattr(task, "over", None):
+        what = f"{run.path}: task={task.name} has no hooks, or runs a hook in many forms"
+        raise spec_error("RUN", what, "name a run with one edit, such as of task=evaluate")
     runs = RunReferences(places, experiment.settings, task.splits[0])
     specs = [spec for spec in experiment.hooks.hooks if spec.keys.enabled]
     made = Bundling(run, _planned(run, specs, runs))
     made.left_out = _left_out(specs, trained=bool(run.model.get("trained")))
     hooks = tuple(hook for hook in made.plan.hooks if hook.spec.name not in made.left_out)
     if all(hook.spec.action.observes for hook in hooks):
-        why = (
-            "ran without its hooks (hooked: false)"
-            if not experiment.settings.hooked
-            else "has no hooks that edit"
-        )
-        raise spec_error("RUN", f"{run.path} {why}", "name a run with an edit")
+        why = "; ".join(f"{name}: {why}" for name, why in made.left_out.items())
+        if not experiment.settings.hooked:
+            why = "it ran without them (hooked: false)"
+        raise spec_error("RUN", f"{run.path} has no hooks that edit; {why}", "name a run with an edit")
     made.plan = replace(made.plan, hooks=hooks)
     for hook in hooks:
         body = {"enabled": True} | copy.deepcopy(config["hooks"][hook.spec.name])
@@ -208,13 +207,15 @@ def _selectors(hook: PlannedHook, written: Any) -> Any:
 def _planned(run: Run, specs: list[HookSpec], runs: RunReferences) -> ResolvedPlan:
     """The plan of the run, with the values of its hooks as they are now. SpecError unless it is still the same."""
     plan = run.plan
-    targets = {hook["name"]: hook["targets"] for hook in plan.get("hooks", [])}
+    by_name = {spec.name: spec for spec in specs}
+    stored = plan.get("hooks", [])
+    if by_name.keys() != {hook["name"] for hook in stored}:
+        raise spec_error("RUN", f"{run.path}: {CONFIG} and {PLAN} have different hooks", "make the run again")
     hooks = list[PlannedHook]()
-    for spec in sorted(specs, key=lambda spec: spec.keys.priority):
-        if spec.name not in targets:  # task=effects completes a hook in many ways
-            raise spec_error(spec.where, "is not in the plan of the run", "make a run with this hook alone")
+    for hook in stored:
+        spec = by_name[hook["name"]]
         matches = list[Match]()
-        for target in targets[spec.name]:
+        for target in hook["targets"]:
             own = tuple(target.get("own", ()))
             match = Match(target["path"], tuple(target["names"]), target["class"], 0, target["shape"])
             matches.append(replace(match, matched_parameters=own))
