@@ -20,7 +20,7 @@ import yaml
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
-from hookrun.engine.actions.values import FileValue, PassValue, RunFaults, RunValue, is_by_sample
+from hookrun.engine.actions.values import OutsideValue, PassValue, RunFaults, is_by_sample
 from hookrun.engine.hook_types import APPLY
 from hookrun.engine.keys import HOOKS_FROM
 from hookrun.engine.plan.outside import Source
@@ -62,14 +62,13 @@ class Bundling:
     hooks: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
-    def keep(self, name: str, values: Mapping[str, Source]) -> dict[str, Any]:
+    def keep(self, name: str, values: Mapping[str, object]) -> dict[str, Any]:
         """Keep a value, path of a module -> tensor; returns what names it in hooks.yaml."""
-        tensors = {path: value for path, value in values.items() if isinstance(value, Tensor)}
-        if len(set(map(id, tensors.values()))) == 1:
-            self.tensors[name] = next(iter(tensors.values()))
-            return {"file": TENSORS, "key": name}
-        self.tensors |= {f"{name}/{path}": tensor for path, tensor in tensors.items()}
-        return {"file": TENSORS, "key": f"{name}/*"}
+        is_one = len(set(map(id, values.values()))) == 1
+        for path, value in values.items():
+            assert isinstance(value, Tensor)  # values by sample have been refused
+            self.tensors[name if is_one else f"{name}/{path}"] = value
+        return {"file": TENSORS, "key": name if is_one else f"{name}/*"}
 
     def learned(self, hook: PlannedHook, name: str) -> dict[str, Any] | None:
         """Keep the parameters of this name that the run has trained; None if it has not saved any."""
@@ -86,8 +85,7 @@ class Bundling:
         values = dict[str, Tensor]()
         with open_tensors(path, root) as file:
             for match in hook.matches:
-                keys = {f"{each}.{name}".lstrip(".") for each in match.names} & set(file.keys())
-                for key in keys:
+                for key in {f"{each}.{name}".lstrip(".") for each in match.names} & set(file.keys()):
                     values[match.path] = read_tensor(file, key)
         if len(values) < len(hook.matches):
             raise spec_error(hook.spec.where, f"{path} does not have the parameter {name!r} of every module")
@@ -101,6 +99,7 @@ def write_bundle(path: Path, out: Path) -> Bundling:
     written, after which there is no bundle.
     """
     made = _of_run(_opened(path))
+    out = out.absolute()
     if os.path.lexists(out) and (out.is_symlink() or not out.is_dir() or any(out.iterdir())):
         raise spec_error("OUT", f"{out} is there already, and is not an empty folder", "give another folder")
     aside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
@@ -163,10 +162,11 @@ def _of_run(run: Run) -> Bundling:
     for hook in hooks:
         body = {"enabled": True} | copy.deepcopy(config["hooks"][hook.spec.name])
         body["select"] = _selectors(hook, body["select"])
-        for key, values in _values(hook.spec, hook.matches, runs, factor=1.0).items():
-            written = body[key]
-            body[key] = made.keep(f"{hook.spec.name}.{key}", values)
-            body[key] |= {name: written[name] for name in ("factor", "at") if name in written}
+        for key, value in hook.spec.action.outside_values().items():
+            if isinstance(value, OutsideValue):
+                kept = {name: body[key][name] for name in ("factor", "at") if name in body[key]}
+                values = _value(hook, key, runs, factor=1.0)
+                body[key] = made.keep(f"{hook.spec.name}.{key}", values) | kept
         for name in hook.added:
             learned = made.learned(hook, name)
             if learned is not None:
@@ -217,16 +217,12 @@ def _planned(run: Run, specs: list[HookSpec], runs: RunReferences) -> ResolvedPl
         matches = list[Match]()
         for target in hook["targets"]:
             own = tuple(target.get("own", ()))
-            match = Match(target["path"], tuple(target["names"]), target["class"], 0, target["shape"])
-            matches.append(replace(match, matched_parameters=own))
+            place = target["path"], tuple(target["names"]), target["class"], 0, target["shape"]
+            matches.append(Match(*place, matched_parameters=own))
         _require_portable(spec)
-        passed = {
-            key: {"": value}
-            for key, value in spec.action.outside_values().items()
-            if isinstance(value, PassValue)
-        }
-        values = _values(spec, matches, runs) | passed
-        hooks.append(PlannedHook(spec, tuple(matches), values))
+        planned = PlannedHook(spec, tuple(matches))
+        values = {key: _value(planned, key, runs) for key in spec.action.outside_values()}
+        hooks.append(replace(planned, values=values))
     code = {where: Code(*each.values()) for where, each in plan.get("code", {}).items()}
     origin = None
     if "bundle" in plan:
@@ -249,17 +245,14 @@ def _require_portable(spec: HookSpec) -> None:
             raise spec_error(f"{spec.where}.{key}", what, "give one value for all, such as sample: mean")
 
 
-def _values(
-    spec: HookSpec, matches: Sequence[Match], runs: RunReferences, **changes: Any
-) -> dict[str, Mapping[str, Source]]:
-    """Field -> path of a match -> its tensor, of values from files and runs; changes: made in a value before."""
-    places = {match.path: captured_as(spec, match) for match in matches}
-    values = dict[str, Mapping[str, Source]]()
-    for key, value in spec.action.outside_values().items():
-        with refused_at(f"{spec.where}.{key}"):
-            if isinstance(value, FileValue | RunValue):
-                values[key] = read_value(value.model_copy(update=changes), places, runs)
-    return values
+def _value(hook: PlannedHook, key: str, runs: RunReferences, **changes: Any) -> dict[str, Source]:
+    """Path of a match -> the value of a parameter there; changes: made in the value before it is read."""
+    value: Any = hook.spec.action.outside_values()[key]
+    if isinstance(value, OutsideValue):
+        value = value.model_copy(update=changes)
+    places = {match.path: captured_as(hook.spec, match) for match in hook.matches}
+    with refused_at(f"{hook.spec.where}.{key}"):
+        return read_value(value, places, runs)
 
 
 def _write(made: Bundling, folder: Path) -> None:

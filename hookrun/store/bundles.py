@@ -14,7 +14,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, model_validator
+from pydantic import StringConstraints, model_validator
 
 from hookrun.engine.actions.values import FileValue, RunFaults, RunValue, parts_of
 from hookrun.engine.spec import HookSpec, Spec, parse_spec
@@ -50,18 +50,10 @@ MOST_CALLED = 2**26
 _MOST_SITES = 3
 
 
-def _storable(dtype: str) -> str:
-    if dtype not in STORED_DTYPES:
-        raise ValueError(
-            f"found the dtype {shortened(dtype)!r}, expected one that a safetensors file can hold"
-        )
-    return dtype
-
-
 class FormRecord(Record):
     """Dtype and shape of a tensor."""
 
-    dtype: Annotated[str, AfterValidator(_storable)]
+    dtype: Annotated[str, StringConstraints(pattern=f"^({'|'.join(STORED_DTYPES)})$")]
     shape: Listing[Count]
 
 
@@ -112,12 +104,6 @@ class Bundle:
     hooks: dict[str, Any]
     spec: Spec
     record: BundleRecord
-
-    @property
-    def origin(self) -> BundleOrigin:
-        """What a spec with its hooks says of it."""
-        assert self.spec.bundle is not None
-        return self.spec.bundle
 
     def refuse_names(self, names: Iterable[str]) -> None:
         """Raise SpecError if hooks beside those of the bundle have a name of one of them."""
@@ -188,7 +174,7 @@ def _read(folder: Path) -> Bundle:
         sha256=_digest(folder),
         model=record.type or "",
         sites={hook.name: _sites_text(record.hooks.get(hook.name, [])) for hook in spec.hooks},
-        call=None if record.call is None else _call(record.call),
+        call=None if record.call is None else record.call.model_dump(),
     )
     placed = parse_spec(content, record.seed)
     return Bundle(folder, content["hooks"], Spec(placed.hooks, record.seed, origin), record)
@@ -224,11 +210,6 @@ def _name_file(body: dict[str, Any], hook: HookSpec, path: str) -> None:
 def _sites_text(sites: list[PlannedMatch]) -> str:
     texts = [f"{site.path or '(root)'} ({site.type}, {site.shape or 'shape not known'})" for site in sites]
     return listed(map(shortened, texts), _MOST_SITES)
-
-
-def _call(record: CallRecord) -> tuple[list[Any], dict[str, Any]]:
-    args = [(form.dtype, tuple(form.shape)) for form in record.args]
-    return args, {name: (form.dtype, tuple(form.shape)) for name, form in record.kwargs.items()}
 
 
 def _digest(folder: Path) -> str:

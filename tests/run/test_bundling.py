@@ -138,22 +138,24 @@ def test_without_best_they_are_those_of_last(trained: Run, tmp_path: Path, execu
     assert torch.equal(stored["shift.shift_bias/relu1"], last["relu1.shift_bias"])
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        torch.randn(10).bfloat16(),
-        torch.randn(10).to(torch.float8_e4m3fn),
-        torch.arange(10),
-        torch.tensor(2.5, dtype=torch.float64),
-    ],
-)
-def test_tensors_keep_dtype_and_shape(value: torch.Tensor, tmp_path: Path, executed: Any) -> None:
-    save_file({"v": value}, tmp_path / "v.safetensors")
-    hook = "{select: fc, hook: forward, action: add_bias, value: {file: v.safetensors, factor: 3}}"
-    run = executed(*SEEN[:3], f"+hooks.add={hook}")
+def test_tensors_keep_dtype_and_shape(tmp_path: Path, executed: Any) -> None:
+    values = {
+        "bf16": torch.randn(10).bfloat16(),
+        "fp8": torch.randn(10).to(torch.float8_e4m3fn),
+        "int": torch.arange(10),
+        "single": torch.tensor(2.5, dtype=torch.float64),
+    }
+    save_file(values, tmp_path / "v.safetensors")
+    hooks = list[str]()
+    for name in values:
+        value = f"{{file: v.safetensors, key: {name}, factor: 3}}"
+        hooks.append(f"+hooks.{name}={{select: fc, hook: forward, action: add_bias, value: {value}}}")
+    run = executed(*SEEN[:3], *hooks)
     write_bundle(run.path, tmp_path / "b")
-    (stored,) = load_file(tmp_path / "b/tensors.safetensors").values()
-    assert (stored.dtype, stored.shape) == (value.dtype, value.shape)
+    stored = load_file(tmp_path / "b/tensors.safetensors")
+    for name, value in values.items():
+        kept = stored[f"{name}.value"]
+        assert (kept.dtype, kept.shape) == (value.dtype, value.shape)
     again = executed(*SEEN[:3], "hooks_from=b")
     assert torch.equal(again.predictions[:], run.predictions[:])
 
