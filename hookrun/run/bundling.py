@@ -162,16 +162,17 @@ def _of_run(run: Run) -> Bundling:
     for hook in hooks:
         body = {"enabled": True} | copy.deepcopy(config["hooks"][hook.spec.name])
         body["select"] = _selectors(hook, body["select"])
+        learned = None
+        for name in hook.added:
+            learned = made.learned(hook, name)
+        if learned is not None:
+            body["value"] = learned
+            body.pop("init", None)
         for key, value in hook.spec.action.outside_values().items():
-            if isinstance(value, OutsideValue):
+            if isinstance(value, OutsideValue) and body[key] is not learned:
                 kept = {name: body[key][name] for name in ("factor", "at") if name in body[key]}
                 values = _value(hook, key, runs, factor=1.0)
                 body[key] = made.keep(f"{hook.spec.name}.{key}", values) | kept
-        for name in hook.added:
-            learned = made.learned(hook, name)
-            if learned is not None:
-                body.pop("init", None)
-                body["value"] = learned
         made.hooks[hook.spec.name] = body
     return made
 

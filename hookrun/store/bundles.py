@@ -7,8 +7,8 @@ it leads out of its folder.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from math import prod
 from os import PathLike
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import StringConstraints, model_validator
 
 from hookrun.engine.actions.values import FileValue, RunFaults, RunValue, parts_of
+from hookrun.engine.keys import HOOKS_FROM
 from hookrun.engine.spec import HookSpec, Spec, parse_spec
 from hookrun.engine.spec.hook import BundleOrigin
 from hookrun.errors import Problem, SpecError, listed, misnamed, printable, refuse, refused_at, shortened
@@ -134,10 +135,11 @@ class Bundle:
                 )
 
 
-def read_bundle(named: str | PathLike[str], where: str = "") -> Bundle:
-    """The bundle in a folder; its tensors are not read, see `require_tensors`.
+def read_bundle(named: str | PathLike[str], where: str = "", *, whole: bool = False) -> Bundle:
+    """The bundle in a folder.
 
     where: the key that names it, for errors
+    whole: its tensors are compared with their hashes
 
     Raises SpecError that lists what is wrong in its hooks, or says what is wrong with its files.
     """
@@ -145,7 +147,23 @@ def read_bundle(named: str | PathLike[str], where: str = "") -> Bundle:
     with refused_at(
         where or str(folder), "a bundle is a folder that `python -m hookrun.bundle RUN OUT` wrote"
     ):
-        return _read(folder)
+        bundle = _read(folder)
+        if whole:
+            bundle.require_tensors()
+        return bundle
+
+
+def with_bundle(config: Mapping[str, Any], seed: int = 0) -> Spec:
+    """The hooks of a mapping as `parse_spec` reads it, behind those of the bundle that its key `hooks_from` names."""
+    named = config.get(HOOKS_FROM) if isinstance(config, Mapping) else None
+    if not isinstance(named, str | Path):
+        return parse_spec(config, seed)
+    bundle = read_bundle(named, HOOKS_FROM, whole=True)
+    hooks = config.get("hooks") or {}
+    if isinstance(hooks, Mapping):
+        bundle.refuse_names(hooks)
+        hooks = {**bundle.hooks, **hooks}
+    return replace(parse_spec({**config, "hooks": hooks}, seed), bundle=bundle.spec.bundle)
 
 
 def _read(folder: Path) -> Bundle:
