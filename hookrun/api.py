@@ -99,21 +99,21 @@ def compile(
     whole = spec if isinstance(spec, Spec) else with_bundle(spec)
     _require_model(model)
     if example is None and whole.bundle is not None:
-        example = _call_of(whole.bundle)
+        example = _call_of(whole.bundle, model)
     return compile_plan(whole, model, values=RunValues(), example=example, training=training)
 
 
-def _call_of(bundle: BundleOrigin) -> Example | None:
-    """A call of the model that the bundle was made for, with ones; None if it is not known."""
+def _call_of(bundle: BundleOrigin, model: Module) -> Example | None:
+    """A call of the model that the bundle was made for, with ones on the model's device; None if it is not known."""
     if bundle.call is None:
         return None
+    device = next((parameter.device for parameter in model.parameters()), None)
 
     def ones(form: Mapping[str, Any]) -> torch.Tensor:
-        return torch.ones(form["shape"], dtype=getattr(torch, form["dtype"]))
+        return torch.ones(form["shape"], dtype=getattr(torch, form["dtype"]), device=device)
 
-    return list(map(ones, bundle.call["args"])), {
-        name: ones(form) for name, form in bundle.call["kwargs"].items()
-    }
+    kwargs = {name: ones(form) for name, form in bundle.call["kwargs"].items()}
+    return list(map(ones, bundle.call["args"])), kwargs
 
 
 def modules(model: Module, example: Example | None = None, select: Any = None) -> ModuleTable:
