@@ -20,7 +20,7 @@ import yaml
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
-from hookrun.engine.actions.values import FileValue, PassValue, RunFaults, RunValue, is_by_sample
+from hookrun.engine.actions.values import OutsideValue, PassValue, RunFaults, is_by_sample
 from hookrun.engine.hook_types import APPLY
 from hookrun.engine.keys import HOOKS_FROM
 from hookrun.engine.plan.outside import Source
@@ -36,12 +36,12 @@ from hookrun.run.experiment.model_task import ModelTask
 from hookrun.run.experiment.prepared import EXAMPLE_BATCH, as_call
 from hookrun.run.experiment.run_values import RunReferences, read_value
 from hookrun.run.tasks import parse_experiment, task_of
-from hookrun.store.bundles import CARD, HOOKS, PICTURE, TENSORS, VERSION, form_of
+from hookrun.store.bundles import CARD, HOOKS, PICTURE, TENSORS, VERSION, form_of, read_bundle
 from hookrun.store.captures.tensor_file import open_tensors, read_tensor, write_tensors
 from hookrun.store.config.interpolations import resolved
 from hookrun.store.config.stored import read_yaml
 from hookrun.store.files import StoreError, new_file, os_errors, sync_folder, write_json
-from hookrun.store.format import CHECKPOINTS, CONFIG, MODEL, OVERRIDES, STATUS
+from hookrun.store.format import CHECKPOINTS, CONFIG, MODEL, OVERRIDES, PLAN, STATUS
 from hookrun.store.reader import Run, open_run
 from hookrun.store.verify import verify
 
@@ -62,14 +62,13 @@ class Bundling:
     hooks: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
-    def keep(self, name: str, values: Mapping[str, Source]) -> dict[str, Any]:
+    def keep(self, name: str, values: Mapping[str, object]) -> dict[str, Any]:
         """Keep a value, path of a module -> tensor; returns what names it in hooks.yaml."""
-        tensors = {path: value for path, value in values.items() if isinstance(value, Tensor)}
-        if len(set(map(id, tensors.values()))) == 1:
-            self.tensors[name] = next(iter(tensors.values()))
-            return {"file": TENSORS, "key": name}
-        self.tensors |= {f"{name}/{path}": tensor for path, tensor in tensors.items()}
-        return {"file": TENSORS, "key": f"{name}/*"}
+        is_one = len(set(map(id, values.values()))) == 1
+        for path, value in values.items():
+            assert isinstance(value, Tensor)  # values by sample have been refused
+            self.tensors[name if is_one else f"{name}/{path}"] = value
+        return {"file": TENSORS, "key": name if is_one else f"{name}/*"}
 
     def learned(self, hook: PlannedHook, name: str) -> dict[str, Any] | None:
         """Keep the parameters of this name that the run has trained; None if it has not saved any."""
@@ -86,8 +85,7 @@ class Bundling:
         values = dict[str, Tensor]()
         with open_tensors(path, root) as file:
             for match in hook.matches:
-                keys = {f"{each}.{name}".lstrip(".") for each in match.names} & set(file.keys())
-                for key in keys:
+                for key in {f"{each}.{name}".lstrip(".") for each in match.names} & set(file.keys()):
                     values[match.path] = read_tensor(file, key)
         if len(values) < len(hook.matches):
             raise spec_error(hook.spec.where, f"{path} does not have the parameter {name!r} of every module")
@@ -101,6 +99,7 @@ def write_bundle(path: Path, out: Path) -> Bundling:
     written, after which there is no bundle.
     """
     made = _of_run(_opened(path))
+    out = out.absolute()
     if os.path.lexists(out) and (out.is_symlink() or not out.is_dir() or any(out.iterdir())):
         raise spec_error("OUT", f"{out} is there already, and is not an empty folder", "give another folder")
     aside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
@@ -146,33 +145,35 @@ def _of_run(run: Run) -> Bundling:
     experiment = parse_experiment(config)
     places = {record["run"]: record["path"] for record in run.plan.get("runs", [])}
     task = task_of(experiment)
-    if not isinstance(task, ModelTask):
-        raise spec_error("RUN", f"{run.path}: task={task.name} has no hooks", "name a run with an edit")
+    if not isinstance(task, ModelTask) or getattr(task, "over", None):
+        what = f"{run.path}: task={task.name} has no hooks, or runs a hook in many forms"
+        raise spec_error("RUN", what, "name a run with one edit, such as of task=evaluate")
     runs = RunReferences(places, experiment.settings, task.splits[0])
     specs = [spec for spec in experiment.hooks.hooks if spec.keys.enabled]
     made = Bundling(run, _planned(run, specs, runs))
     made.left_out = _left_out(specs, trained=bool(run.model.get("trained")))
+    made.left_out |= {hook.spec.name: "it matched nothing" for hook in made.plan.hooks if not hook.matches}
     hooks = tuple(hook for hook in made.plan.hooks if hook.spec.name not in made.left_out)
     if all(hook.spec.action.observes for hook in hooks):
-        why = (
-            "ran without its hooks (hooked: false)"
-            if not experiment.settings.hooked
-            else "has no hooks that edit"
-        )
-        raise spec_error("RUN", f"{run.path} {why}", "name a run with an edit")
+        why = "; ".join(f"{name}: {why}" for name, why in made.left_out.items())
+        if not experiment.settings.hooked:
+            why = "it ran without them (hooked: false)"
+        raise spec_error("RUN", f"{run.path} has no hooks that edit; {why}", "name a run with an edit")
     made.plan = replace(made.plan, hooks=hooks)
     for hook in hooks:
         body = {"enabled": True} | copy.deepcopy(config["hooks"][hook.spec.name])
         body["select"] = _selectors(hook, body["select"])
-        for key, values in _values(hook.spec, hook.matches, runs, factor=1.0).items():
-            written = body[key]
-            body[key] = made.keep(f"{hook.spec.name}.{key}", values)
-            body[key] |= {name: written[name] for name in ("factor", "at") if name in written}
+        learned = None
         for name in hook.added:
             learned = made.learned(hook, name)
-            if learned is not None:
-                body.pop("init", None)
-                body["value"] = learned
+        if learned is not None:
+            body["value"] = learned
+            body.pop("init", None)
+        for key, value in hook.spec.action.outside_values().items():
+            if isinstance(value, OutsideValue) and body[key] is not learned:
+                kept = {name: body[key][name] for name in ("factor", "at") if name in body[key]}
+                values = _value(hook, key, runs, factor=1.0)
+                body[key] = made.keep(f"{hook.spec.name}.{key}", values) | kept
         made.hooks[hook.spec.name] = body
     return made
 
@@ -208,33 +209,36 @@ def _selectors(hook: PlannedHook, written: Any) -> Any:
 def _planned(run: Run, specs: list[HookSpec], runs: RunReferences) -> ResolvedPlan:
     """The plan of the run, with the values of its hooks as they are now. SpecError unless it is still the same."""
     plan = run.plan
-    targets = {hook["name"]: hook["targets"] for hook in plan.get("hooks", [])}
+    by_name = {spec.name: spec for spec in specs}
+    stored = plan.get("hooks", [])
+    if by_name.keys() != {hook["name"] for hook in stored}:
+        raise spec_error("RUN", f"{run.path}: {CONFIG} and {PLAN} have different hooks", "make the run again")
     hooks = list[PlannedHook]()
-    for spec in sorted(specs, key=lambda spec: spec.keys.priority):
-        if spec.name not in targets:  # task=effects completes a hook in many ways
-            raise spec_error(spec.where, "is not in the plan of the run", "make a run with this hook alone")
-        matches = list[Match]()
-        for target in targets[spec.name]:
-            own = tuple(target.get("own", ()))
-            match = Match(target["path"], tuple(target["names"]), target["class"], 0, target["shape"])
-            matches.append(replace(match, matched_parameters=own))
+    for hook in stored:
+        spec = by_name[hook["name"]]
         _require_portable(spec)
-        passed = {
-            key: {"": value}
-            for key, value in spec.action.outside_values().items()
-            if isinstance(value, PassValue)
-        }
-        values = _values(spec, matches, runs) | passed
-        hooks.append(PlannedHook(spec, tuple(matches), values))
-    code = {where: Code(*each.values()) for where, each in plan.get("code", {}).items()}
-    origin = None
-    if "bundle" in plan:
-        origin = BundleOrigin("", plan["bundle"]["sha256"], "", {})
-    again = ResolvedPlan(plan["model"], tuple(hooks), plan["seed"], code=code, bundle=origin)
-    if again.hash != plan["hash"]:
+        planned = PlannedHook(spec, tuple(map(_match, hook.get("targets", []))))
+        values = {key: _value(planned, key, runs) for key in spec.action.outside_values()}
+        hooks.append(replace(planned, values=values))
+    with refused_at(
+        "RUN", kinds=(AttributeError, KeyError, TypeError), what=f"{run.path / PLAN} is not a whole plan: "
+    ):
+        code = {where: Code(*each.values()) for where, each in plan.get("code", {}).items()}
+        origin = BundleOrigin("", plan["bundle"]["sha256"], "", {}) if "bundle" in plan else None
+        again = ResolvedPlan(plan["model"], tuple(hooks), plan["seed"], code=code, bundle=origin)
+    if again.hash != plan.get("hash"):
         what = "files or runs from which its hooks take values have changed since"
         raise spec_error("RUN", f"{run.path}: {what}", "make the run again")
     return again
+
+
+def _match(target: Mapping[str, Any]) -> Match:
+    """A module or parameter as plan.json has it, without its size."""
+    names = tuple(target.get("names", ()))
+    own = tuple(target.get("own", ()))
+    return Match(
+        target["path"], names, target.get("class") or "", 0, target.get("shape"), matched_parameters=own
+    )
 
 
 def _require_portable(spec: HookSpec) -> None:
@@ -248,17 +252,14 @@ def _require_portable(spec: HookSpec) -> None:
             raise spec_error(f"{spec.where}.{key}", what, "give one value for all, such as sample: mean")
 
 
-def _values(
-    spec: HookSpec, matches: Sequence[Match], runs: RunReferences, **changes: Any
-) -> dict[str, Mapping[str, Source]]:
-    """Field -> path of a match -> its tensor, of values from files and runs; changes: made in a value before."""
-    places = {match.path: captured_as(spec, match) for match in matches}
-    values = dict[str, Mapping[str, Source]]()
-    for key, value in spec.action.outside_values().items():
-        with refused_at(f"{spec.where}.{key}"):
-            if isinstance(value, FileValue | RunValue):
-                values[key] = read_value(value.model_copy(update=changes), places, runs)
-    return values
+def _value(hook: PlannedHook, key: str, runs: RunReferences, **changes: Any) -> dict[str, Source]:
+    """Path of a match -> the value of a parameter there; changes: made in the value before it is read."""
+    value: Any = hook.spec.action.outside_values()[key]
+    if isinstance(value, OutsideValue):
+        value = value.model_copy(update=changes)
+    places = {match.path: captured_as(hook.spec, match) for match in hook.matches}
+    with refused_at(f"{hook.spec.where}.{key}"):
+        return read_value(value, places, runs)
 
 
 def _write(made: Bundling, folder: Path) -> None:
@@ -289,6 +290,7 @@ def _write(made: Bundling, folder: Path) -> None:
         with new_file(folder / name) as file:
             file.write(content.encode("utf-8", "backslashreplace"))
     write_json(folder / MODEL, record)
+    read_bundle(folder, "OUT", whole=True)  # what a reader would refuse is not written
 
 
 def _call(run: Run) -> dict[str, Any] | None:
