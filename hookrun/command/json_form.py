@@ -120,6 +120,13 @@ class Job(Result):
     notes: list[str] = []
 
 
+class Folds(Form):
+    """What hooks have accumulated over the run: the file, and hook -> modules."""
+
+    file: str
+    modules: dict[str, list[str]]
+
+
 class Output(Result):
     """What a command of hookrun did."""
 
@@ -136,6 +143,7 @@ class Output(Result):
     """Hook -> module or parameter -> how often it fired."""
     captures: dict[str, dict[str, Captured]] = {}
     """Hook -> module, with the place in its value if that is a container."""
+    folds: Folds | None = None
     warnings: list[str] = []
     """Which hooks did nothing, and where."""
     sweep: str = ""

@@ -75,6 +75,14 @@ def test_a_run_says_what_its_directory_holds(said: Said) -> None:
     assert found["captures"] == {"seen": {"fc": {"shape": list(rows.shape), "dtype": "float32"}}}
 
 
+def test_a_run_with_folds_names_their_file(said: Said) -> None:
+    fold = "+hooks.{}={{select: '{}', hook: forward, action: fold}}"
+    found = said(*SMALL, "task=predict", "hooks=none", fold.format("one", "fc"), fold.format("two", "relu*"))
+    run = open_run(found["run"])
+    assert found["folds"]["modules"] == {hook: list(modules) for hook, modules in run.folds.items()}
+    assert Path(found["folds"]["file"]).samefile(run.path / "folds.safetensors")
+
+
 def test_metrics_of_a_run_are_the_same_to_the_last_bit(said: Said) -> None:
     found = said(*SMALL)
     assert found["metrics"] == last_metrics(open_run(found["run"]).metrics) != {}
