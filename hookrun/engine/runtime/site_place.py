@@ -25,10 +25,13 @@ class SitePlace:
 
     sink:       where records and captures go
     current:    the state of the firing in each thread
+    counts_calls: calls are not followed, and each one is a firing: the firings of a forward are their numbers
     part:       the part of a tensor that the action acts on; None: all of it
     before:     the parameter before the optimizer's step number `before_at`, if the action reads that
     target_keys: where the target is in the value that the hook gets; None: the value itself
     """
+
+    fired: int
 
     def __init__(
         self,
@@ -49,6 +52,7 @@ class SitePlace:
         self.clock = clock
         self.sink = sink
         self.calls = calls
+        self.counts_calls = False
         self.current = CurrentCall(path, clock, calls) if current is None else current
         # output_grad is attached to the target itself
         target = None if self.hook_type is OUTPUT_GRAD else hook.spec.keys.target
@@ -106,7 +110,15 @@ class SitePlace:
         call_number = self.current.call_number
         if call_number is not None:
             return call_number
-        return 0 if self.calls is None else self.calls.now.number
+        if self.calls is not None:
+            return self.calls.now.number
+        stack = self.clock.calls
+        if (
+            not self.counts_calls or stack.innermost is None
+        ):  # then the module's call begins a forward by itself
+            return 0
+        before = self.fired - 1
+        return before - stack.innermost.forward.fired_before.get(self, before)
 
     @property
     def like(self) -> Tensor:
