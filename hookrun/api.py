@@ -15,7 +15,7 @@ from hookrun.engine.keys import HOOKS_FROM
 from hookrun.engine.prove.trial import Example, Plan, compile_plan
 from hookrun.engine.runtime import Installation
 from hookrun.engine.spec import Spec, parse_spec
-from hookrun.engine.spec.hook import BundleOrigin, Form
+from hookrun.engine.spec.hook import BundleOrigin
 from hookrun.engine.spec.selector import parse_selector
 from hookrun.errors import HookrunError, refused_at, shortened, spec_error
 from hookrun.integrations.recording import Recording, run_folder
@@ -80,7 +80,7 @@ def _parsed(config: Mapping[str, Any], seed: int = 0) -> Spec:
     if isinstance(hooks, Mapping):
         bundle.refuse_names(hooks)
         hooks = {**bundle.hooks, **hooks}
-    return replace(parse_spec({**config, "hooks": hooks}, seed), bundle=bundle.origin)
+    return replace(parse_spec({**config, "hooks": hooks}, seed), bundle=bundle.spec.bundle)
 
 
 def load_bundle(path: str | Path) -> Spec:
@@ -127,13 +127,13 @@ def _call_of(bundle: BundleOrigin) -> Example | None:
     """A call of the model that the bundle was made for, with ones; None if it is not known."""
     if bundle.call is None:
         return None
-    args, kwargs = bundle.call
 
-    def ones(form: Form) -> torch.Tensor:
-        dtype, shape = form
-        return torch.ones(shape, dtype=getattr(torch, dtype))
+    def ones(form: Mapping[str, Any]) -> torch.Tensor:
+        return torch.ones(form["shape"], dtype=getattr(torch, form["dtype"]))
 
-    return [ones(form) for form in args], {name: ones(form) for name, form in kwargs.items()}
+    return list(map(ones, bundle.call["args"])), {
+        name: ones(form) for name, form in bundle.call["kwargs"].items()
+    }
 
 
 def modules(model: Module, example: Example | None = None, select: Any = None) -> ModuleTable:

@@ -53,6 +53,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "__init__",
         "__main__",
         "api",
+        "bundle",
         "cli",
         "compare",
         "extend",

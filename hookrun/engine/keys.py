@@ -23,8 +23,8 @@ ROOT_KEYS = (
     "needs",
     "tags",
     "note",
-    "hooks",
     HOOKS_FROM,
+    "hooks",
 )
 """The keys at the root of an experiment: the sections of `hookrun.run.experiment.settings.Settings`, and `hooks`."""
 

@@ -7,14 +7,14 @@ it leads out of its folder.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, model_validator
+from pydantic import StringConstraints, model_validator
 
 from hookrun.engine.actions.values import FileValue, RunFaults, RunValue, parts_of
 from hookrun.engine.spec import HookSpec, Spec, parse_spec
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 HOOKS = "hooks.yaml"
 TENSORS = "tensors.safetensors"
 CARD = "README.md"
+PICTURE = "picture.svg"
 VERSION = 1
 
 MOST_CALLED = 2**26
@@ -49,18 +50,10 @@ MOST_CALLED = 2**26
 _MOST_SITES = 3
 
 
-def _storable(dtype: str) -> str:
-    if dtype not in STORED_DTYPES:
-        raise ValueError(
-            f"found the dtype {shortened(dtype)!r}, expected one that a safetensors file can hold"
-        )
-    return dtype
-
-
 class FormRecord(Record):
     """Dtype and shape of a tensor."""
 
-    dtype: Annotated[str, AfterValidator(_storable)]
+    dtype: Annotated[str, StringConstraints(pattern=f"^({'|'.join(STORED_DTYPES)})$")]
     shape: Listing[Count]
 
 
@@ -111,12 +104,6 @@ class Bundle:
     hooks: dict[str, Any]
     spec: Spec
     record: BundleRecord
-
-    @property
-    def origin(self) -> BundleOrigin:
-        """What a spec with its hooks says of it."""
-        assert self.spec.bundle is not None
-        return self.spec.bundle
 
     def refuse_names(self, names: Iterable[str]) -> None:
         """Raise SpecError if hooks beside those of the bundle have a name of one of them."""
@@ -170,8 +157,11 @@ def _read(folder: Path) -> Bundle:
         raise StoreError(
             f"{folder / HOOKS} is not the file of a bundle: it has the key `hooks` and no other one"
         )
+    if "${" in str(content):
+        raise StoreError(
+            f"{folder / HOOKS} has an interpolation, and a bundle refers to nothing outside: write the value"
+        )
     try:
-        refuse(_interpolations(content["hooks"], "hooks"))
         spec = parse_spec(content, record.seed)
         refuse(problem for hook in spec.hooks for problem in _leading_out(hook, record))
     except SpecError as error:
@@ -184,44 +174,24 @@ def _read(folder: Path) -> Bundle:
         sha256=_digest(folder),
         model=record.type or "",
         sites={hook.name: _sites_text(record.hooks.get(hook.name, [])) for hook in spec.hooks},
-        call=None if record.call is None else _call(record.call),
+        call=None if record.call is None else record.call.model_dump(),
     )
     placed = parse_spec(content, record.seed)
     return Bundle(folder, content["hooks"], Spec(placed.hooks, record.seed, origin), record)
 
 
-def _interpolations(value: Any, where: str) -> Iterator[Problem]:
-    """A problem for each text that a configuration would resolve."""
-    match value:
-        case dict():
-            for key, member in value.items():
-                yield from _interpolations(str(key), where)
-                yield from _interpolations(member, f"{where}.{key}")
-        case list():
-            for member in value:
-                yield from _interpolations(member, where)
-        case str() if "${" in value:
-            yield Problem(
-                where,
-                "has an interpolation, and the hooks of a bundle refer to nothing outside",
-                "write the value",
-            )
-
-
 def _leading_out(hook: HookSpec, record: BundleRecord) -> Iterator[Problem]:
     """A problem for each function, run and file that the hook names, except tensors of the bundle."""
+    hint = f"a bundle has values in {TENSORS} only, and nothing in it runs code"
     for key in hook.action.own_functions():
-        what = "names a function, and nothing in a bundle runs code"
-        yield Problem(f"{hook.where}.{key}", what, "leave the hook out of the bundle")
+        yield Problem(f"{hook.where}.{key}", "names a function", hint)
     for key, value in hook.action.outside_values().items():
         for part in parts_of(value):
             where = f"{hook.where}.{key}"
             if isinstance(part, RunValue | RunFaults):
-                what = f"names the run {shortened(part.run)!r}, and a bundle has its own copy of each value"
-                yield Problem(where, what, f"write the value into {TENSORS}")
+                yield Problem(where, f"names the run {shortened(part.run)!r}", hint)
             elif isinstance(part, FileValue) and part.file != TENSORS:
-                what = f"names the file {shortened(part.file)!r}, and a bundle has the file {TENSORS} only"
-                yield Problem(where, what, f"write the value into {TENSORS}")
+                yield Problem(where, f"names the file {shortened(part.file)!r}", hint)
             elif isinstance(part, FileValue) and not part.is_by_module and part.key not in record.tensors:
                 what = f"found the key {shortened(str(part.key))!r}, which is not a tensor of {MODEL}"
                 yield misnamed(where, what, str(part.key), record.tensors)
@@ -242,11 +212,6 @@ def _sites_text(sites: list[PlannedMatch]) -> str:
     return listed(map(shortened, texts), _MOST_SITES)
 
 
-def _call(record: CallRecord) -> tuple[list[Any], dict[str, Any]]:
-    args = [(form.dtype, tuple(form.shape)) for form in record.args]
-    return args, {name: (form.dtype, tuple(form.shape)) for name, form in record.kwargs.items()}
-
-
 def _digest(folder: Path) -> str:
     """SHA-256 of the hooks and of model.json, which has the hash of each tensor."""
     digest = hashlib.sha256()
@@ -255,15 +220,9 @@ def _digest(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def form_of(tensor: Tensor) -> dict[str, Any]:
-    """Dtype and shape, as in model.json."""
-    from hookrun.store.captures.tensor_file import dtype_name
-
-    return {"dtype": dtype_name(tensor.dtype), "shape": list(tensor.shape)}
-
-
-def forms_of(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Name -> dtype, shape and hash of each tensor, as in model.json."""
+def form_of(tensor: Tensor, *, hashed: bool = False) -> dict[str, Any]:
+    """Dtype, shape and, if it is wanted, the hash of a tensor, as in model.json."""
     from hookrun.engine.trust.callables import tensor_digest
 
-    return {name: {**form_of(tensor), "sha256": tensor_digest(tensor)} for name, tensor in tensors.items()}
+    form = {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
+    return {**form, "sha256": tensor_digest(tensor)} if hashed else form

@@ -134,11 +134,11 @@ def notes(plan: ResolvedPlan) -> list[str]:
         lines += _batch_notes(hook, is_unknown=is_unknown)
     if plan.no_output is not None:
         lines.append(plan.no_output)
-    if plan.bundle is not None:
-        names = listed(plan.bundle.sites, SHOWN)
-        lines.append(
-            f"{names}: from the bundle {plan.bundle.path}, made for the model class {plan.bundle.model}"
-        )
+    bundle = plan.bundle
+    if bundle is not None:
+        names = listed((each.spec.name for each in plan.hooks if each.spec.name in bundle.sites), SHOWN)
+        made_for = f"made for the model class {bundle.model}"
+        lines.append(f"from the bundle {bundle.path}, {made_for}: {names or 'no hook'}")
     lines += _code_notes(plan)
     if plan.unchecked:
         lines.append(f"shapes unchecked: {plan.unchecked}")

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Any
@@ -161,10 +161,10 @@ class HookSpec(Completed):
 
     def run_values(self) -> Iterator[tuple[str, RunValue | RunFaults]]:
         """(key path, value) of each value that it takes from another run."""
-        for field, given in self.action.outside_values().items():
+        for key, given in self.action.outside_values().items():
             for depth, value in enumerate(parts_of(given)):
                 if isinstance(value, RunValue | RunFaults):
-                    yield f"{self.where}.{field}" + ".minus" * depth, value
+                    yield f"{self.where}.{key}" + ".minus" * depth, value
 
     @property
     def identity(self) -> str:
@@ -208,18 +208,14 @@ class BundleOrigin:
     sha256: of its hooks, its tensors and what it says of its model
     model:  the class of the model that it was made for
     sites:  hook -> the modules or parameters where it was, each as text with its class and the shape there
-    call:   the tensors of a call of that model: positional and by name, each as (dtype, shape); None: not known
+    call:   a call of that model: `args` and `kwargs`, each tensor as its `dtype` and `shape`; None: not known
     """
 
     path: str
     sha256: str
     model: str
     sites: Mapping[str, str]
-    call: tuple[Sequence[Form], Mapping[str, Form]] | None = None
-
-
-Form = tuple[str, tuple[int, ...]]
-"""The name of a dtype, and a shape."""
+    call: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, repr=False)

@@ -89,6 +89,6 @@ def read_experiment(
         return None, problems
     origin = None
     if settings.hooks_from is not None:
-        origin = read_bundle(settings.hooks_from, HOOKS_FROM).origin
+        origin = read_bundle(settings.hooks_from, HOOKS_FROM).spec.bundle
     spec = Spec(tuple(hooks) if settings.hooked else (), settings.seed, origin)
     return Experiment(settings, spec, tuple(notes)), []
