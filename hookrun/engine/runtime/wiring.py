@@ -226,12 +226,24 @@ class Wiring:
 
     def _site(self, hook: PlannedHook, path: str, module: nn.Module, calls: Calls | None = None) -> HookSite:
         site = HookSite(hook, path, module, self.clock, self.sink, self.plan.seed, calls)
-        site.counts_calls = hook.spec.name in self._counted
+        if hook.spec.name in self._counted:
+            site.counts_calls = not self._is_called_once(hook, path)
         if (hook.spec.name, path) in self._passing:
             site.passes_on = True
             site.passed_part = part_of(hook, path, site.current, site.batch)
         self.sites.append(site)
         return site
+
+    def _is_called_once(self, hook: PlannedHook, path: str) -> bool:
+        """Whether each forward calls the module once: it has one name, and all modules around it are Sequential."""
+        if any(match.path == path and len(match.names) > 1 for match in hook.matches):
+            return False
+        while path:
+            path = path.rpartition(".")[0]
+            around = self._model.get_submodule(path)
+            if type(around) is not nn.Sequential or "forward" in vars(around):
+                return False
+        return True
 
     def _register(self, kind: type[R], sites: Sequence[HookSite]) -> R:
         """The object whose methods are registered with torch for these sites."""
