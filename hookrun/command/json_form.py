@@ -120,13 +120,6 @@ class Job(Result):
     notes: list[str] = []
 
 
-class Folds(Form):
-    """What hooks have accumulated over the run: the file, and hook -> modules."""
-
-    file: str
-    modules: dict[str, list[str]]
-
-
 class Output(Result):
     """What a command of hookrun did."""
 
@@ -143,7 +136,8 @@ class Output(Result):
     """Hook -> module or parameter -> how often it fired."""
     captures: dict[str, dict[str, Captured]] = {}
     """Hook -> module, with the place in its value if that is a container."""
-    folds: Folds | None = None
+    folds: str = ""
+    """The file of what hooks have accumulated; `run.folds` reads it."""
     warnings: list[str] = []
     """Which hooks did nothing, and where."""
     sweep: str = ""

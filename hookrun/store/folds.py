@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hookrun.engine.values.folded import COUNT, COV, MEAN, QUANTILES, TOP, Folded
 from hookrun.errors import Lookup
-from hookrun.store.captures.tensor_file import open_tensors, read_tensors, write_tensors
+from hookrun.store.captures.tensor_file import read_tensors, write_tensors
 from hookrun.store.files import StoreError, replacing
 from hookrun.store.format import FOLDS, decode, encode
 from hookrun.store.records import Count, Listing, Name, Record, Whole, checked
@@ -59,7 +59,7 @@ def read_folds(folder: Path, aliases: Mapping[str, str]) -> Lookup[Lookup[Folded
     if os.path.lexists(path):
         tensors, about = read_tensors(path, folder)
         try:
-            entries = _entries(about)
+            entries = checked(decode(about[_CONTENTS].encode()), list[FoldRecord])
             by_number = defaultdict[str, dict[str, Tensor]](dict)
             for name, tensor in tensors.items():
                 number, _, kind = name.partition(".")
@@ -76,26 +76,6 @@ def read_folds(folder: Path, aliases: Mapping[str, str]) -> Lookup[Lookup[Folded
         name: Lookup("module", f"{where}, {name}", modules, aliases) for name, modules in found.items()
     }
     return Lookup("hook", where, by_hook)
-
-
-def folded_modules(folder: Path) -> dict[str, list[str]]:
-    """Hook -> the modules of its folds, from the table of contents alone; StoreError if that is broken."""
-    path = folder / FOLDS
-    modules = dict[str, list[str]]()
-    if os.path.lexists(path):
-        with open_tensors(path, folder) as file:
-            about = dict(file.metadata() or {})
-        try:
-            for entry in _entries(about):
-                modules.setdefault(entry.hook, []).append(entry.module)
-        except (KeyError, ValueError) as error:
-            raise StoreError(f"{path} does not describe its folds: {error}") from error
-    return modules
-
-
-def _entries(about: Mapping[str, str]) -> list[FoldRecord]:
-    """The table of contents in the metadata of the file. KeyError or ValueError if it is missing or broken."""
-    return checked(decode(about[_CONTENTS].encode()), list[FoldRecord])
 
 
 def _require_form(tensors: Mapping[str, Tensor], entry: FoldRecord) -> None:

@@ -112,13 +112,11 @@ class SitePlace:
             return call_number
         if self.calls is not None:
             return self.calls.now.number
-        stack = self.clock.calls
-        if (
-            not self.counts_calls or stack.innermost is None
-        ):  # then the module's call begins a forward by itself
+        around = self.clock.calls.innermost
+        if not self.counts_calls or around is None:  # with none around it, the module's call begins a forward
             return 0
         before = self.fired - 1
-        return before - stack.innermost.forward.fired_before.get(self, before)
+        return before - around.forward.fired_before.get(self, before)
 
     @property
     def like(self) -> Tensor:

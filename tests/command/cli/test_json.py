@@ -76,11 +76,9 @@ def test_a_run_says_what_its_directory_holds(said: Said) -> None:
 
 
 def test_a_run_with_folds_names_their_file(said: Said) -> None:
-    fold = "+hooks.{}={{select: '{}', hook: forward, action: fold}}"
-    found = said(*SMALL, "task=predict", "hooks=none", fold.format("one", "fc"), fold.format("two", "relu*"))
-    run = open_run(found["run"])
-    assert found["folds"]["modules"] == {hook: list(modules) for hook, modules in run.folds.items()}
-    assert Path(found["folds"]["file"]).samefile(run.path / "folds.safetensors")
+    found = said(*SMALL, "task=predict", "hooks=none", "+hooks.f={select: fc, hook: forward, action: fold}")
+    assert Path(found["folds"]).samefile(Path(found["run"]) / "folds.safetensors")
+    assert "folds" not in said(*SMALL, "task=predict", "hooks=none", CAPTURE)
 
 
 def test_metrics_of_a_run_are_the_same_to_the_last_bit(said: Said) -> None:

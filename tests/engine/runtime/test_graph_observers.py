@@ -276,7 +276,10 @@ def test_outputs_are_those_of_the_compiled_model() -> None:
 
 @pytest.mark.parametrize(
     ("options", "named"),
-    [({"mode": "reduce-overhead"}, "reduce-overhead"), ({"options": {"triton.cudagraphs": True}}, "cudagraphs")],
+    [
+        ({"mode": "reduce-overhead"}, "reduce-overhead"),
+        ({"options": {"triton.cudagraphs": True}}, "cudagraphs"),
+    ],
     ids=["mode", "option"],
 )
 def test_cuda_graphs_are_refused_by_name(options: dict[str, Any], named: str) -> None:

@@ -72,7 +72,9 @@ def test_an_evaluation_ends_with_a_line_for_each_hook(executed, capsys) -> None:
 def test_a_hook_that_matches_nothing_says_so_at_the_end(executed, capsys) -> None:
     hook = "+hooks.gone={select: '**.absent', expect: '0..2', hook: forward, action: stats}"
     executed("task=evaluate", "train.limit_batches=1", hook)
-    expected = "gone (forward, stats) did not fire: it matches nothing in this model, as `expect: 0..2` allows\n"
+    expected = (
+        "gone (forward, stats) did not fire: it matches nothing in this model, as `expect: 0..2` allows\n"
+    )
     assert expected in capsys.readouterr().out
 
 
