@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +10,9 @@ import torch
 from torch.nn import Module
 
 from hookrun.engine.hook_types import FORWARD, FORWARD_PRE
-from hookrun.engine.keys import HOOKS_FROM
 from hookrun.engine.prove.trial import Example, Plan, compile_plan
 from hookrun.engine.runtime import Installation
-from hookrun.engine.spec import Spec, parse_spec
+from hookrun.engine.spec import Spec
 from hookrun.engine.spec.hook import BundleOrigin
 from hookrun.engine.spec.selector import parse_selector
 from hookrun.errors import HookrunError, refused_at, shortened, spec_error
@@ -23,7 +21,7 @@ from hookrun.run.experiment.run_values import RunValues
 from hookrun.run.module_table import ModuleTable
 from hookrun.run.tasks import parse_experiment
 from hookrun.run.tasks.modules import modules_of, on_every_module, picked_by
-from hookrun.store.bundles import read_bundle
+from hookrun.store.bundles import read_bundle, with_bundle
 from hookrun.store.config.interpolations import guarded, resolved
 from hookrun.store.config.yaml_files import parsed, reading
 from hookrun.store.reader import Run
@@ -59,28 +57,13 @@ def load_spec(
 
         return parse_experiment(compose_dict([f"experiment={experiment}", *overrides], config_dir)).hooks
     if isinstance(source, Mapping):
-        return _parsed(source, seed)
+        return with_bundle(source, seed)
     path = Path(str(source)).expanduser().absolute()
     with reading(path) as text, guarded():
         content = resolved(parsed(text))
     if not isinstance(content, dict):
         raise spec_error(str(path), "holds no mapping from name to hook")
-    return _parsed({str(key): value for key, value in content.items()}, seed)
-
-
-def _parsed(config: Mapping[str, Any], seed: int = 0) -> Spec:
-    """The hooks of a mapping, behind those of the bundle that its key `hooks_from` names."""
-    named = config.get(HOOKS_FROM) if isinstance(config, Mapping) else None
-    if not isinstance(named, str | Path):
-        return parse_spec(config, seed)
-    bundle = read_bundle(named, HOOKS_FROM)
-    with refused_at(HOOKS_FROM):
-        bundle.require_tensors()
-    hooks = config.get("hooks") or {}
-    if isinstance(hooks, Mapping):
-        bundle.refuse_names(hooks)
-        hooks = {**bundle.hooks, **hooks}
-    return replace(parse_spec({**config, "hooks": hooks}, seed), bundle=bundle.spec.bundle)
+    return with_bundle({str(key): value for key, value in content.items()}, seed)
 
 
 def load_bundle(path: str | Path) -> Spec:
@@ -91,10 +74,7 @@ def load_bundle(path: str | Path) -> Spec:
 
     Raises SpecError if it is not a bundle, or if a file of it was changed.
     """
-    bundle = read_bundle(Path(path).absolute())
-    with refused_at(str(path)):
-        bundle.require_tensors()
-    return bundle.spec
+    return read_bundle(Path(path).absolute(), whole=True).spec
 
 
 def compile(
@@ -116,24 +96,24 @@ def compile(
         is_pair = isinstance(example, tuple) and len(example) == 2
         if not is_pair or not isinstance(example[0], tuple | list) or not isinstance(example[1], Mapping):
             raise HookrunError("example: expected (args, kwargs), for one tensor ((x,), {})")
-    whole = spec if isinstance(spec, Spec) else _parsed(spec)
+    whole = spec if isinstance(spec, Spec) else with_bundle(spec)
     _require_model(model)
     if example is None and whole.bundle is not None:
-        example = _call_of(whole.bundle)
+        example = _call_of(whole.bundle, model)
     return compile_plan(whole, model, values=RunValues(), example=example, training=training)
 
 
-def _call_of(bundle: BundleOrigin) -> Example | None:
-    """A call of the model that the bundle was made for, with ones; None if it is not known."""
+def _call_of(bundle: BundleOrigin, model: Module) -> Example | None:
+    """A call of the model that the bundle was made for, with ones on the model's device; None if it is not known."""
     if bundle.call is None:
         return None
+    device = next((parameter.device for parameter in model.parameters()), None)
 
     def ones(form: Mapping[str, Any]) -> torch.Tensor:
-        return torch.ones(form["shape"], dtype=getattr(torch, form["dtype"]))
+        return torch.ones(form["shape"], dtype=getattr(torch, form["dtype"]), device=device)
 
-    return list(map(ones, bundle.call["args"])), {
-        name: ones(form) for name, form in bundle.call["kwargs"].items()
-    }
+    kwargs = {name: ones(form) for name, form in bundle.call["kwargs"].items()}
+    return list(map(ones, bundle.call["args"])), kwargs
 
 
 def modules(model: Module, example: Example | None = None, select: Any = None) -> ModuleTable:

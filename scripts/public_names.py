@@ -73,7 +73,7 @@ def _members(cls: type) -> set[str]:
 
 
 def _commands() -> Iterator[str]:
-    for name in ("", ".report", ".schema", ".verify"):
+    for name in ("", ".bundle", ".report", ".schema", ".verify"):
         module = import_module(f"hookrun{name}")
         start = (
             Path(module.__path__[0], "__main__.py")

@@ -20,7 +20,7 @@ from hookrun.engine.actions.fields import Meaning
 from hookrun.engine.prove.trial import Plan, compile_plan, locate_batch
 from hookrun.engine.runtime import Installation
 from hookrun.engine.runtime.install import note_call
-from hookrun.engine.spec import Spec, parse_spec
+from hookrun.engine.spec import Spec
 from hookrun.engine.values.containers import tensors
 from hookrun.errors import HookrunError, HookrunWarning, listed, reason
 from hookrun.report import try_report
@@ -28,6 +28,7 @@ from hookrun.run.experiment.run_values import RunValues
 from hookrun.run.passes.batches import Batch
 from hookrun.run.passes.endings import ending, hook_facts, model_facts, print_failure, set_failed
 from hookrun.run.passes.sink import RunSink
+from hookrun.store.bundles import with_bundle
 from hookrun.store.files import StoreError
 from hookrun.store.format import ENV, HOOKS, LEASE, LOCK, MODEL, PLAN, RECORDED
 from hookrun.store.lock import sole_writer
@@ -412,7 +413,7 @@ class LoopFollower:
         effects: bool = False,
         strict: bool = False,
     ) -> None:
-        self.spec = spec if isinstance(spec, Spec) else parse_spec(spec)
+        self.spec = spec if isinstance(spec, Spec) else with_bundle(spec)
         self.run_dir = run_dir
         self.run_dirs = list[Path]()
         self.hooks: Recording | None = None

@@ -152,6 +152,7 @@ def _of_run(run: Run) -> Bundling:
     specs = [spec for spec in experiment.hooks.hooks if spec.keys.enabled]
     made = Bundling(run, _planned(run, specs, runs))
     made.left_out = _left_out(specs, trained=bool(run.model.get("trained")))
+    made.left_out |= {hook.spec.name: "it matched nothing" for hook in made.plan.hooks if not hook.matches}
     hooks = tuple(hook for hook in made.plan.hooks if hook.spec.name not in made.left_out)
     if all(hook.spec.action.observes for hook in hooks):
         why = "; ".join(f"{name}: {why}" for name, why in made.left_out.items())
@@ -162,16 +163,17 @@ def _of_run(run: Run) -> Bundling:
     for hook in hooks:
         body = {"enabled": True} | copy.deepcopy(config["hooks"][hook.spec.name])
         body["select"] = _selectors(hook, body["select"])
+        learned = None
+        for name in hook.added:
+            learned = made.learned(hook, name)
+        if learned is not None:
+            body["value"] = learned
+            body.pop("init", None)
         for key, value in hook.spec.action.outside_values().items():
-            if isinstance(value, OutsideValue):
+            if isinstance(value, OutsideValue) and body[key] is not learned:
                 kept = {name: body[key][name] for name in ("factor", "at") if name in body[key]}
                 values = _value(hook, key, runs, factor=1.0)
                 body[key] = made.keep(f"{hook.spec.name}.{key}", values) | kept
-        for name in hook.added:
-            learned = made.learned(hook, name)
-            if learned is not None:
-                body.pop("init", None)
-                body["value"] = learned
         made.hooks[hook.spec.name] = body
     return made
 
@@ -214,24 +216,29 @@ def _planned(run: Run, specs: list[HookSpec], runs: RunReferences) -> ResolvedPl
     hooks = list[PlannedHook]()
     for hook in stored:
         spec = by_name[hook["name"]]
-        matches = list[Match]()
-        for target in hook["targets"]:
-            own = tuple(target.get("own", ()))
-            place = target["path"], tuple(target["names"]), target["class"], 0, target["shape"]
-            matches.append(Match(*place, matched_parameters=own))
         _require_portable(spec)
-        planned = PlannedHook(spec, tuple(matches))
+        planned = PlannedHook(spec, tuple(map(_match, hook.get("targets", []))))
         values = {key: _value(planned, key, runs) for key in spec.action.outside_values()}
         hooks.append(replace(planned, values=values))
-    code = {where: Code(*each.values()) for where, each in plan.get("code", {}).items()}
-    origin = None
-    if "bundle" in plan:
-        origin = BundleOrigin("", plan["bundle"]["sha256"], "", {})
-    again = ResolvedPlan(plan["model"], tuple(hooks), plan["seed"], code=code, bundle=origin)
-    if again.hash != plan["hash"]:
+    with refused_at(
+        "RUN", kinds=(AttributeError, KeyError, TypeError), what=f"{run.path / PLAN} is not a whole plan: "
+    ):
+        code = {where: Code(*each.values()) for where, each in plan.get("code", {}).items()}
+        origin = BundleOrigin("", plan["bundle"]["sha256"], "", {}) if "bundle" in plan else None
+        again = ResolvedPlan(plan["model"], tuple(hooks), plan["seed"], code=code, bundle=origin)
+    if again.hash != plan.get("hash"):
         what = "files or runs from which its hooks take values have changed since"
         raise spec_error("RUN", f"{run.path}: {what}", "make the run again")
     return again
+
+
+def _match(target: Mapping[str, Any]) -> Match:
+    """A module or parameter as plan.json has it, without its size."""
+    names = tuple(target.get("names", ()))
+    own = tuple(target.get("own", ()))
+    return Match(
+        target["path"], names, target.get("class") or "", 0, target.get("shape"), matched_parameters=own
+    )
 
 
 def _require_portable(spec: HookSpec) -> None:

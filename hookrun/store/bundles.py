@@ -7,8 +7,8 @@ it leads out of its folder.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from math import prod
 from os import PathLike
 from pathlib import Path
@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import StringConstraints, model_validator
 
-from hookrun.engine.actions.values import FileValue, RunFaults, RunValue, parts_of
+from hookrun.engine.actions.values import FileValue, RunFaults, RunValue
+from hookrun.engine.keys import HOOKS_FROM
 from hookrun.engine.spec import HookSpec, Spec, parse_spec
 from hookrun.engine.spec.hook import BundleOrigin
 from hookrun.errors import Problem, SpecError, listed, misnamed, printable, refuse, refused_at, shortened
@@ -134,10 +135,11 @@ class Bundle:
                 )
 
 
-def read_bundle(named: str | PathLike[str], where: str = "") -> Bundle:
-    """The bundle in a folder; its tensors are not read, see `require_tensors`.
+def read_bundle(named: str | PathLike[str], where: str = "", *, whole: bool = False) -> Bundle:
+    """The bundle in a folder.
 
     where: the key that names it, for errors
+    whole: its tensors are compared with their hashes
 
     Raises SpecError that lists what is wrong in its hooks, or says what is wrong with its files.
     """
@@ -145,7 +147,23 @@ def read_bundle(named: str | PathLike[str], where: str = "") -> Bundle:
     with refused_at(
         where or str(folder), "a bundle is a folder that `python -m hookrun.bundle RUN OUT` wrote"
     ):
-        return _read(folder)
+        bundle = _read(folder)
+        if whole:
+            bundle.require_tensors()
+        return bundle
+
+
+def with_bundle(config: Mapping[str, Any], seed: int = 0) -> Spec:
+    """The hooks of a mapping as `parse_spec` reads it, behind those of the bundle that its key `hooks_from` names."""
+    named = config.get(HOOKS_FROM) if isinstance(config, Mapping) else None
+    if not isinstance(named, str | Path):
+        return parse_spec(config, seed)
+    bundle = read_bundle(named, HOOKS_FROM, whole=True)
+    hooks = config.get("hooks") or {}
+    if isinstance(hooks, Mapping):
+        bundle.refuse_names(hooks)
+        hooks = {**bundle.hooks, **hooks}
+    return replace(parse_spec({**config, "hooks": hooks}, seed), bundle=bundle.spec.bundle)
 
 
 def _read(folder: Path) -> Bundle:
@@ -168,7 +186,9 @@ def _read(folder: Path) -> Bundle:
         problems = [problem.moved(f"{folder / HOOKS}: {problem.where}") for problem in error.errors]
         raise SpecError(problems, error.notes) from error
     for hook in spec.hooks:
-        _name_file(content["hooks"][hook.name], hook, str(folder / TENSORS))
+        for key, value in hook.action.outside_values().items():
+            if isinstance(value, FileValue):
+                content["hooks"][hook.name][key]["file"] = str(folder / TENSORS)
     origin = BundleOrigin(
         path=str(folder),
         sha256=_digest(folder),
@@ -186,25 +206,16 @@ def _leading_out(hook: HookSpec, record: BundleRecord) -> Iterator[Problem]:
     for key in hook.action.own_functions():
         yield Problem(f"{hook.where}.{key}", "names a function", hint)
     for key, value in hook.action.outside_values().items():
-        for part in parts_of(value):
-            where = f"{hook.where}.{key}"
-            if isinstance(part, RunValue | RunFaults):
-                yield Problem(where, f"names the run {shortened(part.run)!r}", hint)
-            elif isinstance(part, FileValue) and part.file != TENSORS:
-                yield Problem(where, f"names the file {shortened(part.file)!r}", hint)
-            elif isinstance(part, FileValue) and not part.is_by_module and part.key not in record.tensors:
-                what = f"found the key {shortened(str(part.key))!r}, which is not a tensor of {MODEL}"
-                yield misnamed(where, what, str(part.key), record.tensors)
-
-
-def _name_file(body: dict[str, Any], hook: HookSpec, path: str) -> None:
-    """Write the path of the bundle's file of tensors into the values of a hook, as in a configuration."""
-    for key, value in hook.action.outside_values().items():
-        part = body[key] if isinstance(value, FileValue) else None
-        while isinstance(part, dict):
-            if "file" in part:
-                part["file"] = path
-            part = part.get("minus")
+        where = f"{hook.where}.{key}"
+        if isinstance(value, RunValue | RunFaults):
+            yield Problem(where, f"names the run {shortened(value.run)!r}", hint)
+        elif isinstance(value, FileValue) and value.file != TENSORS:
+            yield Problem(where, f"names the file {shortened(value.file)!r}", hint)
+        elif isinstance(value, FileValue) and value.minus is not None:
+            yield Problem(f"{where}.minus", "names another value: store the difference", hint)
+        elif isinstance(value, FileValue) and not value.is_by_module and value.key not in record.tensors:
+            what = f"found the key {shortened(str(value.key))!r}, which is not a tensor of {MODEL}"
+            yield misnamed(where, what, str(value.key), record.tensors)
 
 
 def _sites_text(sites: list[PlannedMatch]) -> str:

@@ -226,6 +226,7 @@ def test_overrides_change_hooks_of_a_bundle(bundle: Path, capsys: pytest.Capture
     assert (hook["matches"], hook["params"]["value"]["factor"]) == (["relu1"], 0.5)
     assert planned(capsys, name, "hooks.ablate.enabled=false")["plan"]["hooks"] == []
     assert planned(capsys, name, "~hooks.ablate")["plan"]["hooks"] == []
+    assert len(planned(capsys, name, "hooks=none")["plan"]["hooks"]) == 1
     (mistake,) = planned(capsys, name, "hooks.ablate.selct=relu1")["mistakes"]
     assert mistake["fix"] == {"key": "hooks.ablate.select", "value": "relu1"}
 
@@ -266,6 +267,29 @@ def test_the_plan_knows_the_content_of_a_bundle(bundle: Path) -> None:
     assert hookrun.compile(hookrun.load_bundle(bundle), cnn()).hash == before.hash
     (bundle / "hooks.yaml").write_text((bundle / "hooks.yaml").read_text() + "# changed\n")
     assert hookrun.compile(hookrun.load_bundle(bundle), cnn()).hash != before.hash
+
+
+def test_a_run_is_resumed_with_the_same_bundle_only(
+    bundle: Path, run: Callable[..., Run], capsys: pytest.CaptureFixture[str]
+) -> None:
+    from hookrun.cli import main as command
+
+    path = run(
+        "model=cnn",
+        "train.epochs=1",
+        "train.limit_batches=1",
+        "train.checkpoint.keep_done=true",
+        "hooks_from=bundle",
+    ).path
+    status = json.loads((path / STATUS).read_text()) | {"status": "interrupted"}
+    (path / STATUS).write_text(json.dumps(status))
+    hooks = (bundle / "hooks.yaml").read_text()
+    (bundle / "hooks.yaml").write_text(f"{hooks}# changed\n")
+    assert command([f"resume={path}"]) == 2
+    assert "plan.bundle.sha256" in capsys.readouterr().err
+    (bundle / "hooks.yaml").write_text(hooks)
+    assert command([f"resume={path}"]) == 0
+    assert [hook["name"] for hook in hookrun.open_run(path).plan["hooks"]] == ["ablate"]
 
 
 # ---- what cannot be handed on

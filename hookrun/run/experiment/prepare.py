@@ -14,7 +14,7 @@ from hookrun.engine.keys import HOOKS_FROM
 from hookrun.engine.prove.trial import Plan, compile_plan
 from hookrun.engine.spec import Spec
 from hookrun.engine.values.containers import arguments, describe
-from hookrun.errors import SpecError, refused_at
+from hookrun.errors import SpecError
 from hookrun.run.experiment.building import build, own_code, trained_parameters
 from hookrun.run.experiment.experiment import Experiment
 from hookrun.run.experiment.metrics.fit import Fit, SeenOutput
@@ -85,8 +85,7 @@ def prepare_under_hooks(
 def _require_bundle(settings: Settings) -> None:
     """Raise SpecError if the tensors of the bundle are not those that it was written with."""
     if settings.hooks_from is not None:
-        with refused_at(HOOKS_FROM):
-            read_bundle(settings.hooks_from, HOOKS_FROM).require_tensors()
+        read_bundle(settings.hooks_from, HOOKS_FROM, whole=True)
 
 
 def data_lines(info: DataInfo, model: nn.Module | None) -> Iterator[str]:
