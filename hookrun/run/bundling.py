@@ -36,7 +36,7 @@ from hookrun.run.experiment.model_task import ModelTask
 from hookrun.run.experiment.prepared import EXAMPLE_BATCH, as_call
 from hookrun.run.experiment.run_values import RunReferences, read_value
 from hookrun.run.tasks import parse_experiment, task_of
-from hookrun.store.bundles import CARD, HOOKS, PICTURE, TENSORS, VERSION, form_of
+from hookrun.store.bundles import CARD, HOOKS, PICTURE, TENSORS, VERSION, form_of, read_bundle
 from hookrun.store.captures.tensor_file import open_tensors, read_tensor, write_tensors
 from hookrun.store.config.interpolations import resolved
 from hookrun.store.config.stored import read_yaml
@@ -290,6 +290,7 @@ def _write(made: Bundling, folder: Path) -> None:
         with new_file(folder / name) as file:
             file.write(content.encode("utf-8", "backslashreplace"))
     write_json(folder / MODEL, record)
+    read_bundle(folder, "OUT", whole=True)  # what a reader would refuse is not written
 
 
 def _call(run: Run) -> dict[str, Any] | None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import StringConstraints, model_validator
 
 from hookrun.engine.actions.values import FileValue, RunFaults, RunValue
-from hookrun.engine.keys import HOOKS_FROM
+from hookrun.engine.keys import HOOKS_FROM, nested
 from hookrun.engine.spec import HookSpec, Spec, parse_spec
 from hookrun.engine.spec.hook import BundleOrigin
 from hookrun.errors import Problem, SpecError, listed, misnamed, printable, refuse, refused_at, shortened
@@ -182,6 +182,8 @@ def _read(folder: Path) -> Bundle:
     try:
         spec = parse_spec(content, record.seed)
         refuse(problem for hook in spec.hooks for problem in _leading_out(hook, record))
+        folders = [place for place, _ in nested(content) if place.endswith(".folder")]
+        refuse(Problem(place, "names a folder, and a bundle refers to nothing outside") for place in folders)
     except SpecError as error:
         problems = [problem.moved(f"{folder / HOOKS}: {problem.where}") for problem in error.errors]
         raise SpecError(problems, error.notes) from error

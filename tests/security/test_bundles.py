@@ -85,6 +85,7 @@ def test_the_bundle_itself_is_fine(bundle: Path) -> None:
         {"value": 1, "select": "${vars.x}"},
         {"action": "python", "function": "os:system", "value": None},
         {"_target_": "os.system"},
+        {"action": "python", "function": "x:y", "args": {"weights": {"folder": "/etc"}}, "value": None},
         {"value": {"_target_": "os.system"}},
         {"action": "flip_bits", "faults": {"run": "outputs/latest"}, "value": None},
     ],

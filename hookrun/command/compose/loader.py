@@ -317,6 +317,8 @@ class Loader(ConfigLoaderImpl):
             if not each.is_sweep_override() and root_of(each.key_or_group) != "hooks"
         ]
         others += [_first_job(each) for each in naming if each.is_sweep_override()]
+        with open_dict(cfg):
+            cfg.setdefault(HOOKS_FROM, None)  # typed, it needs no `+`
         overridden = copy.deepcopy(cfg)
         self._apply_overrides_to_config(others, overridden)
         named = OmegaConf.select(overridden, HOOKS_FROM)
