@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import hookrun
 from hookrun.store.lock import LockedError, sole_writer
@@ -397,3 +397,36 @@ def test_a_loop_that_goes_on_counts_on(tmp_path: Path) -> None:
         for _ in range(2):
             model(X)
     assert steps_of(tmp_path / "second") == [3, 4]
+
+
+class Reusing(nn.Module):
+    """Calls one module twice under one name, and one in a part that is called alone as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(3, 3))
+        self.act = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(self.act(self.inner(self.act(x))))
+
+
+@pytest.mark.parametrize("hook", ["forward", "forward_pre", "output_grad", "backward"])
+def test_calls_of_a_reused_module_are_numbered_alike(hook: str, tmp_path: Path) -> None:
+    seen = {"select": ["act", "inner", "inner.0"], "hook": hook, "action": "stats", "of": ["mean"]}
+    model = Reusing()
+    x = torch.randn(2, 3, requires_grad=True)
+
+    def calls(hooks: Any) -> list[Any]:
+        for _ in range(2):
+            model(x).sum().backward()
+            hooks.step()
+        model.inner(x).sum().backward()
+        return [(record["module"], record["step"], record["call"]) for record in hooks.records]
+
+    with hookrun.hooked(model, {"seen": seen}) as hooks:
+        found = calls(hooks)
+    with hookrun.record(model, {"seen": seen}, run_dir=tmp_path / "run") as recording:
+        assert calls(recording) == found
+    assert {call for module, _, call in found if module == "act"} == {0, 1}
+    assert {call for _, step, call in found if step == 2} == {0}

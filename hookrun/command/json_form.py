@@ -136,6 +136,8 @@ class Output(Result):
     """Hook -> module or parameter -> how often it fired."""
     captures: dict[str, dict[str, Captured]] = {}
     """Hook -> module, with the place in its value if that is a container."""
+    folds: str = ""
+    """The file of what hooks have accumulated; `run.folds` reads it."""
     warnings: list[str] = []
     """Which hooks did nothing, and where."""
     sweep: str = ""

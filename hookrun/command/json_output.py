@@ -182,6 +182,7 @@ def _of_run(folder: Path) -> Iterator[dict[str, Any]]:
     from hookrun.command.sweeps.jobs import near_path
     from hookrun.engine.runtime.install import describe_inactive
     from hookrun.store.captures.read import captured_tensors
+    from hookrun.store.format import FOLDS
     from hookrun.store.reader import open_run
     from hookrun.store.scores import last_metrics
     from hookrun.store.studies import answer_of
@@ -203,6 +204,8 @@ def _of_run(folder: Path) -> Iterator[dict[str, Any]]:
     silent = [(site["hook"], site["module"], site["silent"]) for site in sites if site.get("silent")]
     warnings = describe_inactive(silent) if status in ("done", "stopped") else []
     yield {"fired": fired, "captures": captures, "warnings": warnings, "answer": answer_of(run)}
+    if os.path.isfile(folder / FOLDS):
+        yield {"folds": near_path(folder / FOLDS)}
 
 
 def _of_sweep(folder: Path) -> Iterator[dict[str, Any]]:

@@ -6,7 +6,11 @@ Each is imported, together with its library, when it is first used.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+
+from hookrun.errors import HookrunError
 
 _MODULES = ("inspect_ai", "lightning", "lm_eval", "transformers")
 
@@ -19,3 +23,19 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(_MODULES)
+
+
+class NotInstalled(HookrunError, ImportError):
+    """The library of an integration is not installed."""
+
+
+@contextmanager
+def needing(library: str, extra: str) -> Iterator[None]:
+    """The block imports a library; without it NotInstalled says which extra has it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != library:
+            raise
+        message = f"{library} is not installed: pip install 'hookrun[{extra}]'"
+        raise NotInstalled(message) from error

@@ -8,14 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-try:
-    from inspect_ai.model import GenerateConfig, ModelAPI, modelapi
-except ModuleNotFoundError as error:
-    from hookrun.integrations.recording import NotInstalled
+from hookrun.integrations import needing
 
-    if error.name is None or error.name.partition(".")[0] != "inspect_ai":
-        raise
-    raise NotInstalled("inspect_ai", "inspect") from error
+with needing("inspect_ai", "inspect"):
+    from inspect_ai.model import GenerateConfig, ModelAPI, modelapi
 
 
 def hookrun() -> type[ModelAPI]:

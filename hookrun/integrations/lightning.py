@@ -6,14 +6,10 @@ from collections.abc import Collection
 from contextlib import ExitStack
 from typing import Any
 
-try:
-    from lightning.pytorch import Callback as LightningCallback
-except ModuleNotFoundError as error:
-    from hookrun.integrations.recording import NotInstalled
+from hookrun.integrations import needing
 
-    if error.name is None or error.name.partition(".")[0] != "lightning":
-        raise
-    raise NotInstalled("lightning", "lightning") from error
+with needing("lightning", "lightning"):
+    from lightning.pytorch import Callback as LightningCallback
 
 from hookrun.integrations.recording import LoopFollower
 

@@ -11,16 +11,12 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-try:
+from hookrun.integrations import needing
+
+with needing("lm_eval", "lm_eval"):
     from lm_eval.__main__ import cli_evaluate
     from lm_eval.api.registry import register_model
     from lm_eval.models import huggingface
-except ModuleNotFoundError as error:
-    from hookrun.integrations.recording import NotInstalled
-
-    if error.name is None or error.name.partition(".")[0] != "lm_eval":
-        raise
-    raise NotInstalled("lm_eval", "lm_eval") from error
 
 from torch import Tensor, ones_like
 

@@ -390,13 +390,6 @@ def split_name(split: Any) -> str:
 Samples = Callable[[Any], Tensor | Sequence[int] | None]
 
 
-class NotInstalled(HookrunError, ImportError):
-    """The library of an integration is not installed."""
-
-    def __init__(self, library: str, extra: str) -> None:
-        super().__init__(f"{library} is not installed: pip install 'hookrun[{extra}]'")
-
-
 class LoopFollower:
     """Installs the hooks for each run of a loop, each with its own run directory.
 

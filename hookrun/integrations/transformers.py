@@ -12,14 +12,10 @@ from contextlib import ExitStack, contextmanager
 from functools import partial, wraps
 from typing import Any
 
-try:
-    from transformers import Trainer, TrainerCallback
-except ModuleNotFoundError as error:
-    from hookrun.integrations.recording import NotInstalled
+from hookrun.integrations import needing
 
-    if error.name is None or error.name.partition(".")[0] != "transformers":
-        raise
-    raise NotInstalled("transformers", "transformers") from error
+with needing("transformers", "transformers"):
+    from transformers import Trainer, TrainerCallback
 
 from hookrun.engine.runtime.hooks.base import listen
 from hookrun.errors import HookrunError

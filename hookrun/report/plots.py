@@ -11,6 +11,7 @@ from hookrun.report.captures import view_capture
 from hookrun.report.draw.plot import Plot
 from hookrun.report.facts import read_facts
 from hookrun.report.sections import study_sections
+from hookrun.report.sections.hooks import pictures_of
 from hookrun.report.sections.metrics import chart, curves_of
 from hookrun.store.captures.read import StoredCapture
 from hookrun.store.files import open_inside
@@ -18,12 +19,17 @@ from hookrun.store.format import PREDICTED, REPORT
 
 
 def plot_of_metric(folder: Path, name: str) -> Plot:
-    """The chart of a metric over the steps. HookrunError if the run in `folder` has no such metric."""
+    """The chart of a metric over the steps, or what the page draws of a hook's records. HookrunError without either."""
     facts = read_facts(folder)
     curves = curves_of(facts)
-    if name not in curves:
-        raise HookrunError(f"{folder} has no metric {name!r} over steps: {nearest(str(name), curves)}")
-    return Plot(name, [chart(name, curves[name], facts)])
+    if name in curves:
+        return Plot(name, [chart(name, curves[name], facts)])
+    figures = pictures_of(name, facts)
+    if not figures:
+        recording = dict.fromkeys(record["hook"] for record in facts.stats.records)
+        names = [*curves, *recording]
+        raise HookrunError(f"{folder} has no metric {name!r} over steps: {nearest(str(name), names)}")
+    return Plot(name, figures)
 
 
 def plot_of_capture(folder: Path, capture: StoredCapture) -> Plot:

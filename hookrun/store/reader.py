@@ -369,7 +369,8 @@ class Run(Shown):
     def plot(self, metric: str) -> Any:
         """The chart of a metric, such as ``run.plot("loss")``: notebooks show it, `save` writes it into a file.
 
-        HookrunError with the nearest names if there is no such metric.
+        The name of a hook stands for what the page draws of its records, such as a ridge of histograms. HookrunError
+        with the nearest names if there is no such metric or hook.
         """
         return ask_report("plot_of_metric", self.path, metric)
 

@@ -113,3 +113,13 @@ def test_neurons_of_a_decoder_are_watched_along_the_last_dimension(activation: s
 def test_weights_of_every_name_are_watched() -> None:
     plan = hookrun.compile({"unstable_gradients": WATCH["unstable_gradients"]}, nn.LSTM(4, 8))
     assert [match.path for match in plan.hooks[0].matches] == ["weight_ih_l0", "weight_hh_l0"]
+
+
+def test_the_plan_tells_which_dimension_has_units() -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU())
+    told = "dead_units: units: dimension 1 of [2, 5, 16] is taken, since ReLU does not show which one it is"
+    sequence = ((torch.ones(2, 5, 8),), {})
+    assert told in str(hookrun.compile(WATCH, model, example=sequence))
+    assert "units:" not in str(hookrun.compile(WATCH, model, example=((torch.ones(2, 8),), {})))
+    said = {**WATCH, "dead_units": {**WATCH["dead_units"], "dim": -1}}
+    assert "units:" not in str(hookrun.compile(said, model, example=sequence))

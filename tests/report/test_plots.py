@@ -14,6 +14,7 @@ import hookrun
 from hookrun.report.draw.charts import Figure, Series, bars, histogram, lines
 from hookrun.report.draw.pictures import HeatMap, mosaic
 from hookrun.report.draw.plot import Plot
+from hookrun.report.draw.ridge import Histogram, ridge
 from hookrun.store.run_dir import RunDir
 from hookrun.studies.effects.records import Effects, write_effects
 
@@ -48,6 +49,27 @@ def test_a_metric_is_the_chart_of_the_page(tmp_path: Path) -> None:
     assert path in expected.picture
     assert "loss" in texts(plot)
     assert repr(plot).startswith("<plot of loss: 1 picture")
+
+
+def test_a_histogram_of_a_hook_is_the_ridge_of_the_page(tmp_path: Path) -> None:
+    hook = {"select": "0", "hook": "forward", "action": "stats", "of": {"histogram": {"bins": 4}}}
+    model = torch.nn.Sequential(torch.nn.Identity())
+    batches = torch.randn(3, 50)
+    with hookrun.record(model, {"seen": hook}, run_dir=tmp_path / "run") as hooks:
+        for batch in batches:
+            model(batch)
+            hooks.step()
+    plot = hookrun.open_run(tmp_path / "run").plot("seen")
+    expected = dict[float, Histogram]()
+    for step, batch in enumerate(batches):
+        counts = torch.histc(batch, 4).int().tolist()
+        edges = torch.linspace(batch.min().item(), batch.max().item(), 5).tolist()
+        expected[step] = {"counts": counts, "edges": edges}
+    [figure] = plot.figures
+    assert figure.picture == ridge(figure.title, expected, "step").picture
+    assert "histogram of 0" in figure.title
+    with pytest.raises(hookrun.HookrunError, match="no metric 'sen' over steps: did you mean 'seen'"):
+        hookrun.open_run(tmp_path / "run").plot("sen")
 
 
 @pytest.mark.parametrize(

@@ -314,6 +314,10 @@ class Action(Section):
         """On optimizer hooks: the parameters of which this is equal are `together`; by default all."""
         return ""
 
+    def note_on(self, shape: str, module: str) -> str:
+        """What a plan says of the hook where it sees a value of this shape; ``""``: nothing. module: its class"""
+        return ""
+
     def outside_values(
         self,
     ) -> dict[

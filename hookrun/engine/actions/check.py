@@ -154,6 +154,15 @@ class Check(Action):
         """Whether there is a window for each call within a forward."""
         return self.over is not None
 
+    def note_on(self, shape: str, module: str) -> str:
+        """Which dimension has the units where neither form nor module shows it: [N, C, L] and [N, T, C] look alike."""
+        if self.dim is None or shape.count(",") != 2 or self.dim % 3 != 1:
+            return ""
+        return (
+            f"units: dimension 1 of {shape} is taken, since {module} does not show which one it is "
+            "(`dim` names another)"
+        )
+
     def carried_by(self, hook_type: HookType) -> str | None:
         """`update_ratio` and `loss` are known to hooks of one type."""
         wanted = _ON.get(self.of, hook_type) if isinstance(self.of, str) else hook_type

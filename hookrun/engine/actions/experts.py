@@ -120,9 +120,7 @@ def _tensors(value: Any, target: Target | None) -> Sequence[Tensor]:
     return list(containers.tensors(value if target is None else containers.get(value, target.keys)))
 
 
-def _not_one(
-    value: Any, pairs: Sequence[tuple[Tensor, Tensor]], targets: Mapping[str, Target | None]
-) -> str:
+def _not_one(value: Any, pairs: Sequence[tuple[Tensor, Tensor]], targets: Mapping[str, Target | None]) -> str:
     """For an error: that there are no indices and weights in the value, or that several tensors may be meant.
 
     targets: key -> where the user says that they are

@@ -573,6 +573,8 @@ def _seen(
     shape = shapes.get((match.path, _sees_arguments(hook)))
     place = hook.spec.name, match.path
     note = findings.notes.get(place, match.note)
+    if not note and shape is not None and not hook.spec.takes_part and shape.startswith("["):
+        note = hook.spec.action.note_on(shape, match.type)
     held = findings.held.get(place)
     match = replace(match, shape=shape, called=shape is not None, note=note, held=held)
     firings = findings.captured.get(place)

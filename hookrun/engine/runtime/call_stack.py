@@ -140,6 +140,7 @@ class Forward:
     """What belongs to one forward, and is dropped when it ends.
 
     numbers:   how many calls each `Calls` has numbered in it
+    fired_before: how often each site that counts its calls had fired before it
     tokens:    the pass over the tokens that it computes; None: not known, or not read yet
     source:    the open call whose arguments have them
     labels:    which tokens of the decoder have a label, if it makes the tokens from labels
@@ -148,6 +149,7 @@ class Forward:
     """
 
     numbers: Counter[Calls] = field(default_factory=Counter)
+    fired_before: dict[Any, int] = field(default_factory=dict)
     tokens: Pass | None = None
     source: WatchedCall | None = None
     labels: Tensor | None = None
@@ -224,7 +226,7 @@ class CallStack(local):
                 begins = False
                 forward = Forward()
         elif begins:
-            forward = Forward(caller.forward.numbers)
+            forward = Forward(caller.forward.numbers, caller.forward.fired_before)
         else:
             forward = caller.forward
         opened.kept[self] = self.innermost = call = WatchedCall(watched, caller, outermost, forward, numbers)

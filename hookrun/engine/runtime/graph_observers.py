@@ -181,7 +181,7 @@ class GraphObservers:
             self._trace = trace
             self._calls.clear()
         site = observer.site
-        call = 0 if site.calls is None else self._calls[site]
+        call = self._calls[site] if site.calls is not None or site.counts_calls else 0
         self._calls[site] += 1
         first = len(self._firings)
         if site.hook_type is OUTPUT_GRAD:

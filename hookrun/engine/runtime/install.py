@@ -50,6 +50,9 @@ if TYPE_CHECKING:
 _CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
 """The modes of torch.compile that record CUDA graphs."""
 
+_CUDA_GRAPHS_OPTION = "triton.cudagraphs"
+"""The option of torch.compile that records CUDA graphs."""
+
 changing = threading.RLock()
 """Held while hooks are installed or removed: threads do so one after another, and a process forks in between."""
 os.register_at_fork(
@@ -359,12 +362,14 @@ class Installation(Shown):
         Raises CompileError that lists every hook that cannot be part of a compiled graph.
         """
         problems = uncompilable(self.plan)
-        mode = options.get("mode")
-        if mode in _CUDA_GRAPHS and self._wiring.observers.any:
-            what = f"{mode} uses CUDA graphs, which cannot contain what stats and check pass to Python"
-            problems.append(
-                Problem("mode", what, "use mode='max-autotune-no-cudagraphs', or leave `mode` out")
-            )
+        if self._wiring.observers.any:
+            what = "uses CUDA graphs, which cannot contain what stats and check pass to Python"
+            mode = options.get("mode")
+            if mode in _CUDA_GRAPHS:
+                hint = "use mode='max-autotune-no-cudagraphs', or leave `mode` out"
+                problems.append(Problem("mode", f"{mode} {what}", hint))
+            if (options.get("options") or {}).get(_CUDA_GRAPHS_OPTION):
+                problems.append(Problem("options", f"{_CUDA_GRAPHS_OPTION} {what}", "leave it out"))
         refuse(problems, CompileError)
         torch.compiler.reset()
         hooked_model = self._model  # `with_few_guards` knows these by their names

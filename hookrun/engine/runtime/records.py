@@ -236,6 +236,8 @@ class RecordSink(Sink):
 class Memory(RecordSink):
     """Keeps captures and records for as long as the installation is referred to."""
 
+    counts_calls = True
+
     def __init__(self) -> None:
         super().__init__()
         self.captures = dict[str, dict[str, list[Any]]]()

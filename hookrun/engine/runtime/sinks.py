@@ -18,6 +18,7 @@ class Sink:
     There is one for the run directory, one for memory and one for trial runs. Each `site` is a `HookSite`.
 
     wants_calls: it needs the number of each module call within the forward pass
+    counts_calls: it needs that number for records only: firings are counted, which costs less than following each call
     muted:       records are ignored for now
     has_values:  tensors hold real values, which may be read; False in a trial run
     stores_rows: it stores captures by sample
@@ -28,6 +29,7 @@ class Sink:
     """
 
     wants_calls = False
+    counts_calls = False
     muted = False
     has_values = True
     stores_rows = False

@@ -25,11 +25,14 @@ class SitePlace:
 
     sink:       where records and captures go
     current:    the state of the firing in each thread
+    counts_calls: calls are not followed, and each one is a firing: the firings of a forward are their numbers
     part:       the part of a tensor that the action acts on; None: all of it
     before:     the parameter before the optimizer's step number `before_at`, if the action reads that
     target_keys: where the target is in the value that the hook gets; None: the value itself
     points:     the modules of the action's points, by name
     """
+
+    fired: int
 
     def __init__(
         self,
@@ -50,6 +53,7 @@ class SitePlace:
         self.clock = clock
         self.sink = sink
         self.calls = calls
+        self.counts_calls = False
         self.current = CurrentCall(path, clock, calls) if current is None else current
         # output_grad is attached to the target itself
         target = None if self.hook_type is OUTPUT_GRAD else hook.spec.keys.target
@@ -108,7 +112,13 @@ class SitePlace:
         call_number = self.current.call_number
         if call_number is not None:
             return call_number
-        return 0 if self.calls is None else self.calls.now.number
+        if self.calls is not None:
+            return self.calls.now.number
+        around = self.clock.calls.innermost
+        if not self.counts_calls or around is None:  # with none around it, the module's call begins a forward
+            return 0
+        before = self.fired - 1
+        return before - around.forward.fired_before.get(self, before)
 
     @property
     def like(self) -> Tensor:

@@ -15,7 +15,13 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from hookrun.engine.actions.user_code import may_draw
-from hookrun.engine.hook_types import OPTIMIZER_STEP_POST, OPTIMIZER_STEP_PRE, HookType
+from hookrun.engine.hook_types import (
+    FORWARD,
+    FORWARD_PRE,
+    OPTIMIZER_STEP_POST,
+    OPTIMIZER_STEP_PRE,
+    HookType,
+)
 from hookrun.engine.plan.model_tree import children_first, class_name, parametrized, unhookable_model
 from hookrun.engine.plan.plan import (
     SHOWN,
@@ -28,7 +34,7 @@ from hookrun.engine.plan.plan import (
 )
 from hookrun.engine.plan.points import Point, point_path
 from hookrun.engine.runtime.apply_action import Op, SiteRunner
-from hookrun.engine.runtime.call_stack import CallFunction, Calls, forget, with_callers
+from hookrun.engine.runtime.call_stack import CallFunction, Calls, CallStack, forget, with_callers
 from hookrun.engine.runtime.clock import Clock
 from hookrun.engine.runtime.compiled import in_graph_of, refusal, while_tracing
 from hookrun.engine.runtime.fast import direct_calls
@@ -136,7 +142,12 @@ class Wiring:
         self.points: dict[str, nn.Module] = {path: Point() for hook in plan.hooks for path in hook.points}
         self._points_at = defaultdict[nn.Module, list[nn.Module]](list)
         tracks_calls = sink.wants_calls or any(h.spec.keys.when.call is not None for h in plan.hooks)
+        self._counted = set[str]()
         self._of_calls = {hook.spec.name for hook in plan.hooks if tracks_calls or _needs_calls(hook)}
+        if sink.counts_calls:
+            recorded = [hook for hook in plan.hooks if _numbers_records(hook)]
+            self._of_calls |= {hook.spec.name for hook in recorded if hook.spec.hook_type not in _FIRE_ONCE}
+            self._counted = {hook.spec.name for hook in recorded} - self._of_calls
 
     def install(self) -> None:
         """Register all hooks. Raises CompileError, before the first one, if the plan was made for another model."""
@@ -167,11 +178,13 @@ class Wiring:
         reads = defaultdict[nn.Module, list[CallFunction]](list)
         for module, read in passes.readers() if passes is not None else ():
             reads[module].append(read)
-        if not numbers and not reads and not self._shared.ending:
+        counting = [site for site in self.sites if site.counts_calls]
+        inner = [*self._shared.ending, *(site.module for site in counting)]
+        if not numbers and not reads and not inner:
             return
-        followed = with_callers(
-            self._model, [*numbers, *reads], inner=self._shared.ending, points=self._points_at
-        )
+        if counting:
+            stack.begins.append(partial(_note_fired, stack, counting))
+        followed = with_callers(self._model, [*numbers, *reads], inner=inner, points=self._points_at)
         for module in followed.values():
             enter = partial(stack.enter, module, numbers.get(module), reads[module])
             traced = self._begin_traced if module is self._model else None
@@ -236,11 +249,24 @@ class Wiring:
         site = HookSite(hook, path, module, self.clock, self.sink, self.plan.seed, calls)
         for name in hook.spec.action.points:
             site.points[name] = self.points[point_path(path, hook.spec.name, name)]
+        if hook.spec.name in self._counted:
+            site.counts_calls = not self._is_called_once(hook, path)
         if (hook.spec.name, path) in self._passing:
             site.passes_on = True
             site.passed_part = part_of(hook, path, site.current, site.batch)
         self.sites.append(site)
         return site
+
+    def _is_called_once(self, hook: PlannedHook, path: str) -> bool:
+        """Whether each forward calls the module once: it has one name, and all modules around it are Sequential."""
+        if path in self.points or any(match.path == path and len(match.names) > 1 for match in hook.matches):
+            return False
+        while path:
+            path = path.rpartition(".")[0]
+            around = self._model.get_submodule(path)
+            if type(around) is not nn.Sequential or "forward" in vars(around):
+                return False
+        return True
 
     def _register(self, kind: type[R], sites: Sequence[HookSite]) -> R:
         """The object whose methods are registered with torch for these sites."""
@@ -473,6 +499,24 @@ def _misplaced(
 def _lies_elsewhere(module: nn.Module, kind: HookType) -> bool:
     """Whether a parameter that the hook may change is on the meta device."""
     return any(parameter.is_meta for parameter in module.parameters(recurse=not kind.on_parameters))
+
+
+_FIRE_ONCE = frozenset({FORWARD, FORWARD_PRE})
+"""The hook types that fire once in each call, while it is open."""
+
+
+def _numbers_records(hook: PlannedHook) -> bool:
+    """Whether the hook records something at a call of a module, whose number the record has."""
+    spec = hook.spec
+    return spec.hook_type.on == "module" and spec.action.observes and not spec.action.captures
+
+
+def _note_fired(stack: CallStack, sites: Sequence[HookSite], *call: object) -> None:
+    """Note, where a forward begins, how often sites that count their calls have fired."""
+    if stack.innermost is not None:
+        fired_before = stack.innermost.forward.fired_before
+        for site in sites:
+            fired_before.setdefault(site, site.fired)
 
 
 def _needs_calls(hook: PlannedHook) -> bool:

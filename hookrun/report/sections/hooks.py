@@ -119,6 +119,14 @@ def build(facts: RunData) -> list[HookView]:
     return [view for view in views if not view.is_empty]
 
 
+def pictures_of(name: str, facts: RunData) -> list[Figure]:
+    """What the page draws of what a hook has recorded."""
+    view = HookView(name)
+    records = [record for record in facts.stats.records if record["hook"] == name]
+    _add_records(view, facts, records, MOST_DISTRIBUTIONS)
+    return view.figures
+
+
 def _add_records(view: HookView, facts: RunData, records: Sequence[dict[str, Any]], most: int) -> None:
     """Draw what a hook recorded, with at most so many distributions."""
     hook = facts.planned.get(view.name)

@@ -73,8 +73,10 @@ def label_problems(plan: Plan, info: DataInfo) -> Iterator[Problem]:
             what = f"the data set does not have a label for each sample: it has {there}"
             yield Problem(where, what, "leave `by` out, or use a data set of classes")
             continue
+        if info.num_classes is None or hook.spec.keys.when.data is not None:  # which may choose a few labels
+            continue
         for match in hook.matches:
-            if match.held is not None and info.num_classes is not None:
+            if match.held is not None:
                 too_many = labels_refused(info.num_classes, *match.held)
                 if too_many:
                     yield Problem(where, f"on {match.path or '(root)'}: {too_many}")

@@ -152,7 +152,11 @@ def hook_lines(context: RunContext) -> Iterator[str]:
                 counts.append(f"{site['module'] or '(root)'} x{site['fired']}")
                 changed += site["changed"]
                 total += site["total"]
-        yield f"{hook.name} ({hook.hook_type}, {hook.action.action_name}) fired: {listed(counts, SHOWN)}"
+        name = f"{hook.name} ({hook.hook_type}, {hook.action.action_name})"
+        if not counts:
+            yield f"{name} did not fire: it matches nothing in this model, as `expect: {hook.keys.expect}` allows"
+            continue
+        yield f"{name} fired: {listed(counts, SHOWN)}"
         if total:
             yield f"    changed {changed:,} of {total:,} elements ({changed / total:.1%}) on the logged steps"
         if hook.action.captures:

@@ -75,6 +75,12 @@ def test_a_run_says_what_its_directory_holds(said: Said) -> None:
     assert found["captures"] == {"seen": {"fc": {"shape": list(rows.shape), "dtype": "float32"}}}
 
 
+def test_a_run_with_folds_names_their_file(said: Said) -> None:
+    found = said(*SMALL, "task=predict", "hooks=none", "+hooks.f={select: fc, hook: forward, action: fold}")
+    assert Path(found["folds"]).samefile(Path(found["run"]) / "folds.safetensors")
+    assert "folds" not in said(*SMALL, "task=predict", "hooks=none", CAPTURE)
+
+
 def test_metrics_of_a_run_are_the_same_to_the_last_bit(said: Said) -> None:
     found = said(*SMALL)
     assert found["metrics"] == last_metrics(open_run(found["run"]).metrics) != {}

@@ -218,7 +218,9 @@ def test_more_chosen_experts_than_there_are_are_refused() -> None:
     for count, is_refused in ((4, False), (3, True)):
         model.experts.num_experts = count
         spec = dropping(1, indices="[0]")
-        text = mistake(model, spec, torch.rand(3, 4)) if is_refused else plan_of(model, spec, torch.rand(3, 4))
+        text = (
+            mistake(model, spec, torch.rand(3, 4)) if is_refused else plan_of(model, spec, torch.rand(3, 4))
+        )
         assert ("k at most the number of experts" in text) == is_refused
 
 

@@ -274,12 +274,20 @@ def test_outputs_are_those_of_the_compiled_model() -> None:
         assert torch.equal(ours.grad, theirs.grad)
 
 
-def test_cuda_graphs_are_refused_by_name() -> None:
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"mode": "reduce-overhead"}, "reduce-overhead"),
+        ({"options": {"triton.cudagraphs": True}}, "cudagraphs"),
+    ],
+    ids=["mode", "option"],
+)
+def test_cuda_graphs_are_refused_by_name(options: dict[str, Any], named: str) -> None:
     with (
         hookrun.hooked(Net(), {"hooks": {"s": STATS}}) as hooks,
-        pytest.raises(hookrun.CompileError, match="reduce-overhead uses CUDA graphs"),
+        pytest.raises(hookrun.CompileError, match=f"{named} uses CUDA graphs"),
     ):
-        hooks.compile(mode="reduce-overhead")
+        hooks.compile(**options)
 
 
 def test_an_exported_program_refuses_observers() -> None:

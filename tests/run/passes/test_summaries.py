@@ -69,6 +69,15 @@ def test_an_evaluation_ends_with_a_line_for_each_hook(executed, capsys) -> None:
     assert "seen (forward, stats) fired: conv1 x1, fc x1\nrun directory" in printed
 
 
+def test_a_hook_that_matches_nothing_says_so_at_the_end(executed, capsys) -> None:
+    hook = "+hooks.gone={select: '**.absent', expect: '0..2', hook: forward, action: stats}"
+    executed("task=evaluate", "train.limit_batches=1", hook)
+    expected = (
+        "gone (forward, stats) did not fire: it matches nothing in this model, as `expect: 0..2` allows\n"
+    )
+    assert expected in capsys.readouterr().out
+
+
 def test_of_many_modules_some_are_shown() -> None:
     model = nn.Sequential(*(nn.ReLU() for _ in range(20)))
     spec = {"h": {"select": "type:ReLU", "hook": "forward", "action": "stats"}}
