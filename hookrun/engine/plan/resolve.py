@@ -48,10 +48,13 @@ _ON_CALLS = (FORWARD, FORWARD_PRE)
 """The hook types whose edits can use what another hook captured in the same forward."""
 
 
-def resolve(spec: Spec, model: nn.Module, values: Values | None = None) -> tuple[ResolvedPlan, list[Problem]]:
+def resolve(
+    spec: Spec, model: nn.Module, values: Values | None = None, names: ModelNames | None = None
+) -> tuple[ResolvedPlan, list[Problem]]:
     """Match every enabled hook against `model`, which is not changed.
 
     values: reads the values that come from files and other runs; None: there are none
+    names:  those of the model, with what other hooks add; None: there are none of these
 
     Returns the plan of the hooks that fit, and the problems of the others. Raises CompileError if no hook could fire on
     the model.
@@ -59,7 +62,7 @@ def resolve(spec: Spec, model: nn.Module, values: Values | None = None) -> tuple
     reason = unhookable_model(model)
     if reason is not None:
         raise compile_error("model", reason.what, reason.hint)
-    names = ModelNames(model)
+    names = names or ModelNames(model)
     values = values or NoValues()
     # the sort is stable: equal priorities keep declaration order
     hooks = sorted((hook for hook in spec.hooks if hook.keys.enabled), key=lambda hook: hook.keys.priority)

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from hookrun.engine.hook_types import FORWARD_PRE
-from hookrun.engine.plan.plan import PlannedHook
+from hookrun.engine.plan.plan import PlannedHook, ResolvedPlan
 from hookrun.engine.prove.batch import noting_calls, one_more_sample
+from hookrun.engine.runtime.install import Installation
 from hookrun.engine.values import containers
 from hookrun.engine.values.containers import members, rebuild, tensors
 from hookrun.studies.kit.passes import own_token_scores
@@ -47,11 +48,14 @@ class Scouted:
 _PLAIN = (type(None), bool, int, float, str)
 
 
-def scout(hook: PlannedHook, model: nn.Module, args: Any, kwargs: Any) -> Scouted:
-    """What is seen in a run of the model with an example, and in one with one more sample."""
+def scout(plan: ResolvedPlan, hook: PlannedHook, model: nn.Module, args: Any, kwargs: Any) -> Scouted:
+    """What is seen in a run of the model with an example, and in one with one more sample.
+
+    plan: of the hooks that add points
+    """
     two = one_more_sample((args, kwargs))
-    modules = dict(model.named_modules())
-    with torch.no_grad():
+    with torch.no_grad(), Installation(plan, model) as installed:
+        modules = {**dict(model.named_modules()), **installed.points}
         with noting_calls(modules) as calls:
             model(*args, **kwargs)
         rows = 1
@@ -63,7 +67,8 @@ def scout(hook: PlannedHook, model: nn.Module, args: Any, kwargs: Any) -> Scoute
     grows = dict[tuple[str, int], Sequence[bool] | None]()
     if list(calls) == list(more):
         for call, (_, output) in calls.items():
-            grows[call] = _grows(output, more[call][1])
+            if call[0] not in installed.points:  # a pass reaches them by their module
+                grows[call] = _grows(output, more[call][1])
     outputs = {call: output for call, (_, output) in calls.items()}
     scores = own_token_scores(outputs["", 0])
     return Scouted(
