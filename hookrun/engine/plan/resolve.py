@@ -105,15 +105,15 @@ def names_under(spec: Spec, model: nn.Module) -> ModelNames:
 def _resolved_first(hook: HookSpec) -> tuple[bool, ...]:
     """A sort key: first hooks that run at installation, then those on modules.
 
-    Of these come first those that add parameters, then those that add points, captures, and others.
+    Of these come first those that add points, then those that add parameters, captures, and others.
     """
     kind = hook.hook_type
     adds = hook.action.adds(hook.name) is not None
     return (
         kind.phase != "installation",
         kind.on_parameters,
-        not adds,
         not hook.action.points,
+        not adds,
         not hook.action.captures,
     )
 
