@@ -207,6 +207,19 @@ def test_it_can_be_part_of_a_compiled_graph(tmp_path: Path) -> None:
         assert hooks.fired["off", "0:sae.features"] == 1
 
 
+def test_other_weights_are_another_plan(tmp_path: Path) -> None:
+    w = tensors_of()
+
+    def digest(tensors: dict[str, Tensor], **config: Any) -> str:
+        spec = {"sae": hook(saved(tmp_path, tensors, **config))}
+        return hookrun.compile(spec, nn.Sequential(nn.Identity())).hash
+
+    same = digest(w)
+    assert digest(w, l1_coefficient=2.0) == same
+    assert digest(w | {"b_dec": w["b_dec"] + 1e-6}) != same
+    assert digest(w, apply_b_dec_to_input=False) != same
+
+
 # ---- folders that are refused ------------------------------------------------------------------------------------
 
 
@@ -272,5 +285,5 @@ def test_only_plain_files_of_a_folder_are_read(tmp_path: Path) -> None:
 
 def test_a_folder_is_named_by_a_mapping() -> None:
     spec = {"sae": hook(Path("x"), weights="sae")}
-    with pytest.raises(hookrun.SpecError, match="hooks.sae.weights: found 'sae', expected a mapping"):
+    with pytest.raises(hookrun.SpecError, match=r"hooks\.sae\.weights: found 'sae', expected a mapping"):
         hookrun.load_spec(spec)
