@@ -122,9 +122,7 @@ class SiteGrid:
         self.hook = next(hook for hook in prepared.plan.hooks if hook.spec.name == name)
         self._runs = RunValues.of(prepared.experiment, split, prepared.data)
         self.example = as_call(prepared.data.example(EXAMPLE_BATCH), prepared.model)
-        adding = tuple(each for each in prepared.plan.hooks if each.points)
-        scouting = partial(scout, replace(prepared.plan, hooks=adding), self.hook)
-        seen = on_a_copy(prepared.model, self.example, scouting, training=False)
+        seen = on_a_copy(prepared.model, self.example, partial(scout, self.hook), training=False)
         self.scouted = Scouted() if isinstance(seen, str) else seen
         self._paths = tuple(match.path for match in self.hook.matches)
         self.axes = [self._axis(key, values) for key, values in over.items()]

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from hookrun.engine.hook_types import FORWARD_PRE
-from hookrun.engine.plan.plan import PlannedHook, ResolvedPlan
+from hookrun.engine.plan.plan import PlannedHook
 from hookrun.engine.prove.batch import noting_calls, one_more_sample
-from hookrun.engine.runtime.install import Installation
 from hookrun.engine.values import containers
 from hookrun.engine.values.containers import members, rebuild, tensors
 from hookrun.studies.kit.passes import own_token_scores
@@ -48,14 +47,11 @@ class Scouted:
 _PLAIN = (type(None), bool, int, float, str)
 
 
-def scout(plan: ResolvedPlan, hook: PlannedHook, model: nn.Module, args: Any, kwargs: Any) -> Scouted:
-    """What is seen in a run of the model with an example, and in one with one more sample.
-
-    plan: of the hooks that add points
-    """
+def scout(hook: PlannedHook, model: nn.Module, args: Any, kwargs: Any) -> Scouted:
+    """What is seen in a run of the model with an example, and in one with one more sample."""
     two = one_more_sample((args, kwargs))
-    with torch.no_grad(), Installation(plan, model) as installed:
-        modules = {**dict(model.named_modules()), **installed.points}
+    modules = dict(model.named_modules())
+    with torch.no_grad():
         with noting_calls(modules) as calls:
             model(*args, **kwargs)
         rows = 1
@@ -67,8 +63,7 @@ def scout(plan: ResolvedPlan, hook: PlannedHook, model: nn.Module, args: Any, kw
     grows = dict[tuple[str, int], Sequence[bool] | None]()
     if list(calls) == list(more):
         for call, (_, output) in calls.items():
-            if call[0] not in installed.points:  # a pass reaches them by their module
-                grows[call] = _grows(output, more[call][1])
+            grows[call] = _grows(output, more[call][1])
     outputs = {call: output for call, (_, output) in calls.items()}
     scores = own_token_scores(outputs["", 0])
     return Scouted(
@@ -186,7 +181,8 @@ class Replay:
 
         None: modules of these trials did not run, there or in the run of the copy, which data-dependent branches end.
         """
-        order = {path: place for place, path in enumerate(self._before) if path in self._scouted.shapes}
+        calls = self._scouted.calls  # a point is reached by the call of its module: layer4:sae.features
+        order = {path: place for place, path in enumerate(self._before) if path.partition(":")[0] in calls}
         groups: dict[str | None, list[int]] = {path: [] for path in (None, *order)}
         for number, hooked in self._paths.items():
             first = None

@@ -241,7 +241,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "whitening": ({"normalize_activations": "covariance_whitening"}, "sae.fold_activation_whitening"),
     "another normalisation": ({"normalize_activations": "l2"}, "normalize_activations: found 'l2'"),
     "a width that is no number": ({"d_in": "NaN"}, "d_in"),
-    "another width": ({"d_in": WIDTH + 1}, f"W_enc [{WIDTH}, {COUNT}]"),
+    "another width": ({"d_in": WIDTH + 1}, f"'W_enc': [{WIDTH}, {COUNT}]"),
     "no k": ({"architecture": "topk"}, "k is 0"),
     "more than all features": ({"architecture": "topk", "k": COUNT + 1}, f"k is {COUNT + 1}"),
     "another dtype": ({"dtype": "float8"}, "dtype: found 'float8'"),
@@ -257,9 +257,9 @@ def test_a_configuration_is_refused_by_name(config: dict[str, Any], why: str, tm
 
 def test_tensors_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     w = tensors_of()
-    assert "b_mag [16]" in refusal(saved(tmp_path, w, architecture="gated"))
+    assert "'b_mag': [16]" in refusal(saved(tmp_path, w, architecture="gated"))
     factor = {"scaling_factor": torch.full((COUNT,), 2.0)}
-    assert "scaling_factor [16]" in refusal(saved(tmp_path, w | factor, finetuning_scaling_factor=True))
+    assert "'scaling_factor': [16]" in refusal(saved(tmp_path, w | factor, finetuning_scaling_factor=True))
     for broken in (w["b_enc"] / 0, torch.zeros(COUNT, dtype=torch.int64)):
         assert "b_enc, of torch." in refusal(saved(tmp_path, w | {"b_enc": broken}))
 
