@@ -152,7 +152,9 @@ def test_points_leave_no_reference_behind(sae: dict[str, Any]) -> None:
     try:
         with plan.install(model) as hooks:
             model(X).sum().backward()
-        gone = weakref.ref(hooks), weakref.ref(hooks.points["act:sae.features"])
+        (point,) = (site.module for site in hooks.sites if isinstance(site.module, Point))
+        gone = weakref.ref(hooks), weakref.ref(point)
+        del point
         del hooks
         assert [each() for each in gone] == [None, None]
     finally:
