@@ -281,6 +281,8 @@ def test_only_plain_files_of_a_folder_are_read(tmp_path: Path) -> None:
     assert "100,000,000 bytes" in refusal(folder)
     (folder / "cfg.json").write_text("[1]")
     assert "holds no mapping" in refusal(folder)
+    assert "File name too long" in refusal(tmp_path / ("x" * 300))
+    assert "has no file cfg.json" in refusal(Path("~nobody of this name/sae"))
 
 
 def test_a_folder_is_named_by_a_mapping() -> None:
