@@ -70,9 +70,8 @@ def resolve(
     planned = dict[str, PlannedHook]()
     for hook in sorted(hooks, key=_resolved_first):
         planned[hook.name] = _resolve_hook(hook, names, values, planned, mistakes[hook.name])
-        names.add_points(
-            planned[hook.name]
-        )  # of a hook with mistakes, too: those that select them have none by it
+        # of a hook with mistakes, too, so that the hooks there have none because of it
+        names.add_points(planned[hook.name])
     fitting = dict[str, PlannedHook]()
     problems = list[Problem]()
     later = {hook.name for hook in hooks}
