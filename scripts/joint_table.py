@@ -6,13 +6,17 @@ trains every cell and checks the table: "equal" is measured, "differs" and "refu
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 import yaml
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -183,10 +187,26 @@ class Network(nn.Module):
         return found
 
 
+@cache
+def _autoencoder_folder() -> TemporaryDirectory[str]:
+    """A sparse autoencoder of the block's width, with the same numbers in every process; removed at the end."""
+    folder = TemporaryDirectory()
+    width, count = 8, 12
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"W_enc": (width, count), "W_dec": (count, width), "b_enc": (count,), "b_dec": (width,)}
+    tensors = {name: torch.randn(shape, generator=generator) / 4 for name, shape in shapes.items()}
+    save_file(tensors, Path(folder.name) / "sae_weights.safetensors")
+    config = {"architecture": "standard", "d_in": width, "d_sae": count}
+    (Path(folder.name) / "cfg.json").write_text(json.dumps(config))
+    return folder
+
+
 def parameters_of(action: str) -> list[dict[str, Any]]:
     """The action's parameters in each of its rows: those above, or those of the first hook with it in its example."""
     if action in PARAMETERS:
         return PARAMETERS[action]
+    if action == "sparse_autoencoder":
+        return [{"weights": {"folder": _autoencoder_folder().name}}]
     hooks = yaml.safe_load((EXAMPLES / f"{action}.yaml").read_text())
     of_action = [hook for hook in hooks.values() if hook["action"] == action]
     fields = actions()[action].model_fields

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import hookrun
 from hookrun import SpecError, extend
@@ -37,6 +38,21 @@ class Mine(Action):
 
     def build(self, site):
         return lambda x: x
+"""
+POINT = """
+from hookrun.extend import Action
+
+class Mine(Action):
+    '''The root of the squares.'''
+    action_name = "absolute"
+
+    @property
+    def points(self):
+        return ("squares",)
+
+    def build(self, site):
+        squares = site.point("squares")
+        return lambda x: squares(x.square()).sqrt()
 """
 HOOK_TYPE = """
 from hookrun.extend import HookType
@@ -132,6 +148,19 @@ def test_an_action_is_found_by_its_name(extended: Extend) -> None:
     assert actions()["my_own"].__module__ == "my_own"
     assert "my_own" in list(actions())
     assert actions()["scale"].__module__ == "hookrun.engine.actions.scale"
+
+
+def test_an_action_may_add_what_hooks_select(extended: Extend) -> None:
+    extended(own=POINT)
+    square = {"select": "0", "hook": "forward", "action": "absolute"}
+    seen = {"select": "hook:rms.squares", "hook": "forward", "action": "capture"}
+    doubled = {"select": "hook:rms.squares", "hook": "forward", "action": "scale", "factor": 4.0}
+    model = torch.nn.Sequential(torch.nn.Identity())
+    x = torch.randn(2, 3)
+    with hookrun.hooked(model, {"rms": square, "seen": seen, "doubled": doubled}) as hooks:
+        y = model(x)
+    assert torch.equal(hooks.captures["seen"]["0:rms.squares"][0], x.square())
+    torch.testing.assert_close(y, x.abs() * 2)
 
 
 @pytest.mark.parametrize("asked", ["scale", "noise"])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from hookrun.engine.trust.callables import tensor_digest
-from hookrun.errors import listed, shortened
+from hookrun.errors import shortened
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,11 +27,8 @@ BIASES: Mapping[str, tuple[str, ...]] = {
 _FACTORS = ("scaling_factor", "finetuning_scaling_factor")
 """Tensors of earlier versions, which wrote them also where nothing was scaled."""
 
-_UNREAD = {
-    "expected_average_only_in": "norm_scaling_factor(factor)",
-    "covariance_whitening": "whitening(...)",
-}
-"""Normalisations by numbers that the folder does not hold -> what puts them into the weights."""
+_ELSEWHERE = ("expected_average_only_in", "covariance_whitening")
+"""Normalisations by numbers that are not in the folder."""
 
 _RENAMED = {"activation_fn_str": "activation_fn", "hook_point": "hook_name"}
 
@@ -80,10 +77,11 @@ class AutoencoderConfig(BaseModel):
         kind = new.get("normalize_activations")
         if kind is None or isinstance(kind, bool):  # true, false and null of earlier versions
             kind = new["normalize_activations"] = "expected_average_only_in" if kind else "none"
-        if isinstance(kind, str) and kind in _UNREAD:
+        if kind in _ELSEWHERE:
             raise ValueError(
-                f"normalize_activations is {kind}, by numbers that the folder does not hold: put them into the weights "
-                f"in SAELens, sae.fold_activation_{_UNREAD[kind]}, and save it again"
+                f"normalize_activations is {kind}, by numbers that the folder does not hold: fold them into the "
+                "weights in SAELens (sae.fold_activation_norm_scaling_factor, sae.fold_activation_whitening), and "
+                "save it again"
             )
         return new
 
@@ -121,14 +119,16 @@ class Autoencoder:
         found = {name: list(tensor.shape) for name, tensor in given.items()}
         if found != shapes:
             raise ValueError(
-                f"found {_listed_shapes(found)}; with d_in {width} and d_sae {count} the architecture "
-                f"{config.architecture} has {_listed_shapes(shapes)}"
+                f"found {shortened(str(found), 500)}; with d_in {width} and d_sae {count} the architecture "
+                f"{config.architecture} has {shapes}"
             )
         digests = list[str]()
         for name, tensor in sorted(given.items()):
             given[name] = tensor.to(getattr(torch, config.dtype))
             if not tensor.is_floating_point() or not bool(given[name].isfinite().all()):
-                raise ValueError(f"{name}, of {tensor.dtype}, holds no finite numbers of {config.dtype} only")
+                raise ValueError(
+                    f"{name}, of {tensor.dtype}, must hold finite floating-point numbers, also in {config.dtype}"
+                )
             digests.append(tensor_digest(given[name]))
         content = json.dumps([config.model_dump(), digests])
         return cls(config, given, hashlib.sha256(content.encode()).hexdigest())
@@ -158,10 +158,9 @@ class Autoencoder:
             return x
         if self.config.reshape_activations == "hook_z" and x.shape[-2:].numel() == width and x.dim() > 1:
             return x.flatten(-2)
-        trained = f"; it was trained at {self.config.hook_name}" if self.config.hook_name else ""
         raise ValueError(
             f"the tensor has shape {list(x.shape)}, and the autoencoder takes vectors of d_in = {width} elements in "
-            f"the last dimension{trained}"
+            f"the last dimension; it was trained at {shortened(self.config.hook_name) or 'an unknown place'}"
         )
 
     def _normalised(self, x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
@@ -192,7 +191,3 @@ class Autoencoder:
             before = before * weights["W_dec"].norm(dim=-1)
         largest = before.topk(self.config.k, dim=-1, sorted=False)
         return before.new_zeros(before.shape).scatter(-1, largest.indices, largest.values.relu())
-
-
-def _listed_shapes(shapes: Mapping[str, list[int]]) -> str:
-    return listed([f"{shortened(name)} {shape}" for name, shape in sorted(shapes.items())], 8)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import chain
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -27,7 +28,8 @@ from hookrun.engine.spec.selector.tree import ancestors
 from hookrun.engine.values.private_names import require
 from hookrun.errors import Problem, listed, misnamed, shortened
 
-NO_POINTS: Mapping[nn.Module, Sequence[nn.Module]] = {}
+PointsAt = Mapping[int, Sequence[nn.Module]]
+"""id of a module -> what hooks add there; a module may not be hashable."""
 
 
 class Unhookable(NamedTuple):
@@ -76,16 +78,14 @@ def unhookable_model(model: nn.Module) -> Unhookable | None:
     return None if is_scripted(model) else unhookable(model)
 
 
-def children_first(
-    module: nn.Module, points: Mapping[nn.Module, Sequence[nn.Module]] = NO_POINTS
-) -> Iterator[nn.Module]:
+def children_first(module: nn.Module, points: PointsAt = MappingProxyType({})) -> Iterator[nn.Module]:
     """The modules in the order of `Module.apply`, a shared one once for each parent.
 
     A model may define methods `apply` and `children` of its own, which mean something else.
 
     points: those that hooks add at a module, which are called within its call
     """
-    for child in (*module._modules.values(), *points.get(module, ())):
+    for child in (*module._modules.values(), *points.get(id(module), ())):
         if child is not None:
             yield from children_first(child, points)
     yield module

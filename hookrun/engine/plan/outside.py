@@ -116,9 +116,9 @@ def form(source: Source) -> tuple[str, int]:
         case FaultList():
             return f"of {counted(source.count, 'fault')}", 0
         case Autoencoder():
-            shape = [source.config.d_in, source.config.d_sae]
+            config = source.config
             size = sum(tensor.nbytes for tensor in source.tensors.values())
-            return f"{shape} of a {source.config.architecture} autoencoder", size
+            return f"[{config.d_in}, {config.d_sae}] of a {config.architecture} autoencoder", size
     shape = tuple(source.shape)
     return str(list(shape)), math.prod(shape) * source.dtype.itemsize
 

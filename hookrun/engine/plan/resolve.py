@@ -48,10 +48,13 @@ _ON_CALLS = (FORWARD, FORWARD_PRE)
 """The hook types whose edits can use what another hook captured in the same forward."""
 
 
-def resolve(spec: Spec, model: nn.Module, values: Values | None = None) -> tuple[ResolvedPlan, list[Problem]]:
+def resolve(
+    spec: Spec, model: nn.Module, values: Values | None = None, names: ModelNames | None = None
+) -> tuple[ResolvedPlan, list[Problem]]:
     """Match every enabled hook against `model`, which is not changed.
 
     values: reads the values that come from files and other runs; None: there are none
+    names:  those of the model, with what other hooks add; None: there are none of these
 
     Returns the plan of the hooks that fit, and the problems of the others. Raises CompileError if no hook could fire on
     the model.
@@ -59,7 +62,7 @@ def resolve(spec: Spec, model: nn.Module, values: Values | None = None) -> tuple
     reason = unhookable_model(model)
     if reason is not None:
         raise compile_error("model", reason.what, reason.hint)
-    names = ModelNames(model)
+    names = names or ModelNames(model)
     values = values or NoValues()
     # the sort is stable: equal priorities keep declaration order
     hooks = sorted((hook for hook in spec.hooks if hook.keys.enabled), key=lambda hook: hook.keys.priority)
@@ -67,9 +70,8 @@ def resolve(spec: Spec, model: nn.Module, values: Values | None = None) -> tuple
     planned = dict[str, PlannedHook]()
     for hook in sorted(hooks, key=_resolved_first):
         planned[hook.name] = _resolve_hook(hook, names, values, planned, mistakes[hook.name])
-        names.add_points(
-            planned[hook.name]
-        )  # of a hook with mistakes, too: those that select them have none by it
+        # of a hook with mistakes, too, so that the hooks there have none because of it
+        names.add_points(planned[hook.name])
     fitting = dict[str, PlannedHook]()
     problems = list[Problem]()
     later = {hook.name for hook in hooks}
@@ -105,15 +107,15 @@ def names_under(spec: Spec, model: nn.Module) -> ModelNames:
 def _resolved_first(hook: HookSpec) -> tuple[bool, ...]:
     """A sort key: first hooks that run at installation, then those on modules.
 
-    Of these come first those that add parameters, then those that add points, captures, and others.
+    Of these come first those that add points, then those that add parameters, captures, and others.
     """
     kind = hook.hook_type
     adds = hook.action.adds(hook.name) is not None
     return (
         kind.phase != "installation",
         kind.on_parameters,
-        not adds,
         not hook.action.points,
+        not adds,
         not hook.action.captures,
     )
 

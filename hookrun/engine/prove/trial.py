@@ -442,7 +442,7 @@ def _run_hooked(
             stack.enter_context(installed)
         except HookError as error:
             return replace(plan, unchecked=_unproven(error))
-        shapes = _shapes_of_first_calls(plan, model, installed.points)
+        shapes = _shapes_of_first_calls(plan, installed.sites)
         try:
             with findings.scores if findings.scores.hooks else nullcontext():
                 output = model(*args, **kwargs)
@@ -509,12 +509,10 @@ def _unproven(error: HookError) -> str:
     return f"{cause.hook} cannot run without data: {why}"
 
 
-def _shapes_of_first_calls(
-    plan: ResolvedPlan, model: nn.Module, points: Mapping[str, nn.Module]
-) -> dict[tuple[str, bool], str]:
+def _shapes_of_first_calls(plan: ResolvedPlan, sites: Iterable[HookSite]) -> dict[tuple[str, bool], str]:
     """(path of a hooked module, `_sees_arguments`) -> the shapes that its hooks see, filled in at its first call."""
     shapes = dict[tuple[str, bool], str]()
-    modules = {**dict(model.named_modules(remove_duplicate=False)), **points}
+    modules = {site.path: site.module for site in sites}
 
     def note(path: str, of_arguments: bool, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         # arguments that no hook sees may be anything, also what has no end or cannot be read

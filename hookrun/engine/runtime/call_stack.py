@@ -18,17 +18,17 @@ such as a member of a plain list: its call is not seen.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from threading import local
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
-from hookrun.engine.plan.model_tree import NO_POINTS, children_first
+from hookrun.engine.plan.model_tree import PointsAt, children_first
 from hookrun.engine.runtime.checkpointing import Call, Log, regions, repeating
 from hookrun.engine.runtime.frames import call_frame, finished
 
@@ -278,7 +278,7 @@ def with_callers(
     model: nn.Module,
     modules: Collection[nn.Module],
     inner: Collection[nn.Module] = (),
-    points: Mapping[nn.Module, Sequence[nn.Module]] = NO_POINTS,
+    points: PointsAt = MappingProxyType({}),
 ) -> dict[int, nn.Module]:
     """By id: these modules, and all modules around them or around those in `inner`, children first.
 
@@ -288,7 +288,7 @@ def with_callers(
     only_inside = set(map(id, inner))
     followed = dict[int, nn.Module]()
     for module in children_first(model, points):
-        children = set(map(id, (*module._modules.values(), *points.get(module, ()))))
+        children = set(map(id, (*module._modules.values(), *points.get(id(module), ()))))
         if id(module) in wanted or children & followed.keys() or children & only_inside:
             followed[id(module)] = module
     return followed

@@ -216,11 +216,6 @@ class Installation(Shown):
                 )
 
     @property
-    def points(self) -> Mapping[str, nn.Module]:
-        """Path -> what actions add at modules for other hooks."""
-        return self._wiring.points
-
-    @property
     def captures(self) -> Mapping[str, Mapping[str, list[Any]]]:
         """Hook name -> module path -> captured values; empty where the sink writes them to disk."""
         kept = self.sink.captures if isinstance(self.sink, Memory) else {}

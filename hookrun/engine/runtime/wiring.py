@@ -140,7 +140,7 @@ class Wiring:
         self._zeros = dict[int, KeptZero]()
         self._passing = passed_on(plan.hooks)
         self.points: dict[str, nn.Module] = {path: Point() for hook in plan.hooks for path in hook.points}
-        self._points_at = defaultdict[nn.Module, list[nn.Module]](list)
+        self._points_at = defaultdict[int, list[nn.Module]](list)
         tracks_calls = sink.wants_calls or any(h.spec.keys.when.call is not None for h in plan.hooks)
         self._counted = set[str]()
         self._of_calls = {hook.spec.name for hook in plan.hooks if tracks_calls or _needs_calls(hook)}
@@ -156,7 +156,7 @@ class Wiring:
         self._require_same_model(modules)
         for hook in self.plan.hooks:
             for point, path in hook.points.items():
-                self._points_at[modules[path]].append(self.points[point])
+                self._points_at[id(modules[path])].append(self.points[point])
         self._run_at_installation(modules)
         if any(hook.spec.keys.tokens is not None for hook in self.plan.hooks):
             self.clock.passes = Sequences(model, self.clock.calls)

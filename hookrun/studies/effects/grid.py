@@ -147,9 +147,17 @@ class SiteGrid:
         names_texts = tokens is not None and any(list(each.texts) for each in tokens.filters)
         if not names_texts and spec.action.outside_values() == base.spec.action.outside_values():
             return replace(base, spec=spec)
-        plan, wrong = resolve(Spec((spec,), self.prepared.plan.seed), self.prepared.model, self.runs)
+        one = Spec((spec,), self.prepared.plan.seed)
+        plan, wrong = resolve(one, self.prepared.model, self.runs, self._names())
         self._problems += wrong
         return plan.hooks[0] if plan.hooks else None
+
+    def _names(self) -> ModelNames:
+        """The names of the model, with what hooks add."""
+        names = ModelNames(self.prepared.model)
+        for hook in self.prepared.plan.hooks:
+            names.add_points(hook)
+        return names
 
     @cached_property
     def paths(self) -> tuple[str, ...]:
@@ -227,7 +235,7 @@ class SiteGrid:
 
     def _modules(self, values: Sequence[Any]) -> Iterator[tuple[str, ...]]:
         """The modules of each member of the list: a path, or a selector of several that are hooked together."""
-        names = ModelNames(self.prepared.model)
+        names = self._names()
         for number, selector in enumerate(values):
             spec, wrong = varied(self.hook.spec, {MODULE: selector}, f".{number}")
             self._problems += wrong
@@ -244,7 +252,7 @@ class SiteGrid:
             elif key in (HEADS, CALL):
                 self._problems += [Problem(where, why) for why in self._lacking(key, spec.keys)]
             elif key == EXPERTS:
-                _, wrong = resolve(Spec((spec,)), self.prepared.model, self.runs)
+                _, wrong = resolve(Spec((spec,)), self.prepared.model, self.runs, self._names())
                 self._problems += [problem.moved(where) for problem in wrong]
             elif key == TOKENS and spec.keys.tokens is not None:
                 for problem in self._misses(spec.keys.tokens):

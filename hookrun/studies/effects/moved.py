@@ -81,6 +81,8 @@ class MovedHook:
             op = runner.op()
             return lambda value: op(value) if self.records else value
         self.uses_arguments |= site.reads_arguments
+        if not is_moved and site.points:  # at which hooks expect all copies
+            return runner.op()
         if not is_moved:
             return partial(self._edit, site, runner.op())
         self._runners[site.path] = runner

@@ -181,7 +181,8 @@ class Replay:
 
         None: modules of these trials did not run, there or in the run of the copy, which data-dependent branches end.
         """
-        order = {path: place for place, path in enumerate(self._before) if path in self._scouted.shapes}
+        calls = self._scouted.calls  # a point is reached by the call of its module: layer4:sae.features
+        order = {path: place for place, path in enumerate(self._before) if path.partition(":")[0] in calls}
         groups: dict[str | None, list[int]] = {path: [] for path in (None, *order)}
         for number, hooked in self._paths.items():
             first = None

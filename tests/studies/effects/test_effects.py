@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -198,6 +199,31 @@ def test_other_hooks_stay_as_they_are_in_each_cell(executed) -> None:
     close(made.effects["exact_samples"][1, 1], torch.tensor(losses, dtype=torch.float64))
     seen = executed("task=predict", *DIGITS, *others).captures["seen"]["fc"]
     torch.testing.assert_close(made.captures["seen"]["fc"][:], seen[:])
+
+
+def test_features_of_an_autoencoder_are_cells(executed, tmp_path) -> None:
+    w = {name: torch.randn(shape) / 8 for name, shape in AUTOENCODER.items()}
+    (tmp_path / "sae").mkdir()
+    save_file(w, tmp_path / "sae" / "sae_weights.safetensors")
+    (tmp_path / "sae" / "cfg.json").write_text('{"d_in": 512, "d_sae": 40}')
+    sae = "{select: flatten, hook: forward, action: sparse_autoencoder, weights: {folder: sae}, error: true}"
+    off = "{hook: forward, action: replace, value: 0, index: '..., 3'}"
+    over = "{module: ['hook:sae.features', flatten], index: ['..., 3', '..., 5']}"
+    found = executed(f"+hooks.sae={sae}", *words(off, over, *DIGITS)).effects
+    assert found.axes["module"] == ["hook:sae.features", "flatten"]
+    model, batches = plain(*DIGITS)
+    for column, feature in enumerate([3, 5]):
+
+        def without(x: Tensor, mask: Any, feature: int = feature) -> Tensor:
+            features = torch.relu((x - w["b_dec"]) @ w["W_enc"] + w["b_enc"])
+            return x - features[:, feature, None] * w["W_dec"][feature]
+
+        close(found["exact_samples"][0, column], by_hand(model, batches, ["flatten"], without, of_labels))
+        wanted = by_hand(model, batches, ["flatten"], put(slice(None), feature), of_labels)
+        close(found["exact_samples"][1, column], wanted)
+
+
+AUTOENCODER = {"W_enc": (512, 40), "W_dec": (40, 512), "b_enc": (40,), "b_dec": (512,)}
 
 
 def test_the_gradient_approximates_the_change(effects) -> None:

@@ -11,6 +11,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
+from os.path import expanduser
 from pathlib import Path
 from typing import Any
 
@@ -235,7 +236,7 @@ def read_value(
         case InlineTensor():
             return dict.fromkeys(places, value.tensor)
         case FolderValue():
-            return dict.fromkeys(places, read_autoencoder(Path(value.folder).expanduser().absolute()))
+            return dict.fromkeys(places, read_autoencoder(Path(expanduser(value.folder)).absolute()))
     if not _is_by_module(value):
         return dict.fromkeys(places, _read(value, (), runs))
     values = dict[str, Source]()
@@ -286,7 +287,7 @@ def _read(value: FileValue | RunValue, names: tuple[str, ...], runs: RunReferenc
 
 
 def _read_file(value: FileValue, names: tuple[str, ...]) -> Tensor:
-    path = Path(value.file).expanduser().absolute()
+    path = Path(expanduser(value.file)).absolute()
     if not path.is_file():
         raise HookrunError(f"there is no file {path}")
     with open_tensors(path.resolve()) as file:

@@ -195,7 +195,7 @@ def test_a_new_form_is_one_file() -> None:
 
 def test_the_schema_of_every_form_accepts_its_examples() -> None:
     names = [form.__name__.removesuffix("Selector") for form in forms()]
-    assert names == ["Path", "Regex", "Class", "Union", "Mapping"]
+    assert names == ["Path", "Regex", "Class", "Point", "Union", "Mapping"]
     for form in forms():
         assert form.rows
         Draft202012Validator.check_schema(dict(form.schema))
