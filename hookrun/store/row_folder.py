@@ -42,15 +42,16 @@ def open_folder(
     folder = Path(path).expanduser().resolve()
     if not folder.is_dir():
         raise StoreError(f"there is no folder {folder}")
-    return RowFolder(folder, _files(folder, keys))
+    return RowFolder(folder, _files(folder, keys), keys)
 
 
 class RowFolder(Run):
     """A folder with rows of another program. It has no configuration, data or metrics."""
 
-    def __init__(self, path: Path, files: Sequence[PlainFile]) -> None:
+    def __init__(self, path: Path, files: Sequence[PlainFile], keys: RowFiles) -> None:
         super().__init__(path)
         self.files = files
+        self.keys = keys
         samples = _SamplesOfFiles(path, files)
         # Files of the folder that are called like those of a run are not read.
         vars(self).update({name: {} for name in ("config", "plan", "env", "model", "hooks")})
@@ -67,7 +68,8 @@ class RowFolder(Run):
     def note(self) -> str:
         """What was read, in a line."""
         tensors = list(captured_tensors(self.captures))
-        return f"{self.path}: {counted(len(self.files), 'file')}, read as {listed(map(repr, tensors), 3)}"
+        files = f"{counted(len(self.files), 'file')} (each_file: {self.keys.each_file})"
+        return f"{self.path}: {files}, read as {listed(map(repr, tensors), 3)}"
 
     def like(self, run: Run) -> RowFolder:
         """The folder as if its rows were captured by the run: its capture has the name of the run's, and the split.
@@ -94,7 +96,7 @@ class RowFolder(Run):
         for file in self.files:
             entries = [replace(entry, hook=name) for entry in file.entries]
             files.append(replace(file, entries=entries, split=min(splits)))
-        return RowFolder(self.path, files)
+        return RowFolder(self.path, files, self.keys)
 
 
 @dataclass(frozen=True)

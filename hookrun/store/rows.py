@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, distributed
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -208,10 +209,12 @@ class Rows(IterableDataset[Tensor]):
         dtype = self._captures[0].dtype
         shape = self._captures[0].shape[1:]
         for stored, order in ahead(self._groups(skipped)):
-            for numbers in order.split(self._chunk_rows):
-                yield stored.index_select(0, numbers).view(dtype).reshape(-1, *shape)
+            for start in range(0, len(order), self._chunk_rows):
+                # NumPy, since torch's threads would wait for the core that reads
+                chunk = stored.numpy().take(order[start : start + self._chunk_rows], axis=0)
+                yield torch.from_numpy(chunk).view(dtype).reshape(-1, *shape)
 
-    def _groups(self, skipped: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def _groups(self, skipped: int) -> Iterator[tuple[Tensor, NDArray[np.int64]]]:
         """Bytes [n, bytes of a row] of the rows of a half of the buffer, and the order in which they are yielded."""
         share = self._share()
         seed = (self._seed, int(self._epoch))
@@ -230,7 +233,7 @@ class Rows(IterableDataset[Tensor]):
             half = halves[number % 2][: stop - start]
             self._read(blocks.pieces(start, stop), half)
             order = np.random.default_rng((*seed, start)).permutation(stop - start)
-            yield half, torch.from_numpy(order)[max(beyond, 0) :]
+            yield half, order[max(beyond, 0) :]
 
     def _read(self, pieces: Iterable[tuple[int, int]], out: Tensor) -> None:
         """Read pieces, each a first row and a number of rows, one after the other into `out` [rows, bytes of a row]."""

@@ -66,7 +66,7 @@ class CompareTask(TaskOfRuns):
         """Find both runs. Raises SpecError if one is missing, or only one is a sweep."""
         from hookrun.studies.kit.passes import find_both
 
-        return find_both(experiment, self.run, self.other)
+        return find_both(experiment, self.run, self.other, self.rows)
 
     def examine(self, prepared: TwoRuns, run_dir: RunDir, screen: Screen) -> str | None:
         """Compare the runs, job by job if they are sweeps. Returns what differs under `on_difference: stop`."""
