@@ -62,7 +62,7 @@ class RowFolder(Run):
         samples = _SamplesOfFiles(path, files)
         # Files of the folder that are called like those of a run are not read.
         vars(self).update({name: {} for name in ("config", "plan", "env", "model", "hooks")})
-        vars(self).update({name: [] for name in ("metrics", "stats", "faults", "lens", "generations")})
+        vars(self).update({name: [] for name in ("metrics", "stats", "faults")})
         captures = read_captures(path, files, {}, samples)
         vars(self).update(predictions=None, samples=samples, captures=captures)
 

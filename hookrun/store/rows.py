@@ -46,7 +46,7 @@ def rows(
     seed: int = 0,
     rows: Mapping[str, Any] | None = None,
 ) -> Rows:
-    """The captured rows of one or more runs as an iterable data set, which yields a tensor for each row.
+    """The captured rows of runs as an iterable data set, which yields a tensor for each row.
 
     run:     a run or its directory, or a list of them, whose rows follow one another
     capture: the name of the hook; None: the only one

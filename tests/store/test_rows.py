@@ -155,7 +155,9 @@ def test_the_buffer_is_bounded_in_bytes(run: Path, monkeypatch: pytest.MonkeyPat
     assert sum(groups) == COUNT
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e5m2, torch.complex64, torch.bool, torch.int16])
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, torch.float8_e5m2, torch.complex64, torch.bool, torch.int16]
+)
 def test_rows_keep_their_dtype_and_bits(tmp_path: Path, dtype: torch.dtype) -> None:
     values = VALUES[:, :2].to(dtype)
     run = made(tmp_path / "run", values)
@@ -195,7 +197,12 @@ def test_a_damaged_shard_is_named(tmp_path: Path) -> None:
     shard = run / "captures/000000.safetensors"
     whole = shard.read_bytes()
     rows = hookrun.rows(run)
-    for content in (whole[:-5], b"\xff" * len(whole), whole.replace(b"F32", b"I32"), whole.replace(b'"0"', b'"9"')):
+    for content in (
+        whole[:-5],
+        b"\xff" * len(whole),
+        whole.replace(b"F32", b"I32"),
+        whole.replace(b'"0"', b'"9"'),
+    ):
         shard.write_bytes(content)
         with pytest.raises(hookrun.HookrunError, match=r"000000\.safetensors"):
             list(rows)
