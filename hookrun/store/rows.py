@@ -40,7 +40,6 @@ def rows(
     run: Source | Sequence[Source],
     capture: str | None = None,
     module: str | None = None,
-    *,
     shuffle: bool = True,
     buffer: int = 2**18,
     seed: int = 0,
