@@ -37,15 +37,13 @@ MOST_FILES = 2**21
 _DTYPES = {code: name for name, code in STORED_DTYPES.items()}
 
 
-def open_folder(
-    path: str | os.PathLike[str], rows: RowFiles | Mapping[str, Any], where: str = "rows"
-) -> RowFolder:
+def open_folder(path: str | os.PathLike[str], rows: RowFiles | Mapping[str, Any]) -> RowFolder:
     """The folder at `path`, read as `rows` says.
 
-    SpecError at the key path `where` for keys that are wrong. StoreError if there is no such folder, file or tensor, or
+    SpecError for keys that are wrong. StoreError if there is no such folder, file or tensor, or
     the rows do not fit together; the message names the file.
     """
-    keys = rows if isinstance(rows, RowFiles) else validated(RowFiles, rows, where)
+    keys = rows if isinstance(rows, RowFiles) else validated(RowFiles, rows, "rows")
     folder = Path(path).expanduser().resolve()
     if not folder.is_dir():
         raise StoreError(f"there is no folder {folder}")
