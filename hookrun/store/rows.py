@@ -26,7 +26,7 @@ Source = Run | str | os.PathLike[str]
 BLOCK_BYTES = 2**18
 """The most bytes of neighbouring rows that are drawn together; a block has at least one row."""
 
-CHUNK_BYTES = 2**21
+CHUNK_BYTES = 2**19
 """The most bytes of rows that share one piece of memory when they are yielded: a row that is kept keeps it."""
 
 MOST_BYTES = 2**30

@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 _DTYPES = {dtype_name(dtype): dtype for dtype in DTYPES}
 _OPEN_SHARDS = 16
-_READ_AT_ONCE = 2**20
+_READ_AT_ONCE = 2**18
 """Bytes. So many neighbouring rows, or more, are read and not mapped, which is slower and holds memory."""
 _SHOWN_ROWS = 5
 _SHOWN_VALUES = 8
