@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, BinaryIO
-
-from torch import Tensor
 
 from hookrun.errors import HookrunError
 from hookrun.store.background import ahead
@@ -27,25 +24,18 @@ _GROUP_BYTES = 2**25
 _GROUP_ROWS = 2**16
 """The most bytes and rows of a row group, which is in memory at once; it has at least one row."""
 
-_TEXTS: Mapping[str, Callable[[StoredCapture], Sequence[str]]] = {
-    "hook": lambda rows: [rows.hook] * len(rows),
-    "module": lambda rows: [rows.module] * len(rows),
-    "path": lambda rows: [rows.path] * len(rows),
-    "split": attrgetter("splits"),
-    "file": attrgetter("files"),
-    "class": attrgetter("class_names"),
-    "text": attrgetter("text"),
+_NAMES = ("hook", "module", "path")
+_TEXTS = {"split": "splits", "file": "files", "class": "class_names", "text": "text"}
+_NUMBERS = {
+    "sample": "sample_ids",
+    "epoch": "epochs",
+    "step": "steps",
+    "call": "calls",
+    "position": "positions",
+    "key": "keys",
+    "token": "token_ids",
 }
-_NUMBERS: Mapping[str, Callable[[StoredCapture], Tensor]] = {
-    "sample": attrgetter("sample_ids"),
-    "epoch": attrgetter("epochs"),
-    "step": attrgetter("steps"),
-    "call": attrgetter("calls"),
-    "position": attrgetter("positions"),
-    "key": attrgetter("keys"),
-    "token": attrgetter("token_ids"),
-}
-"""Column -> its values for some rows; what a row does not have is an empty text, or a number below 0."""
+"""Column -> the attribute of a capture; what a row does not have is an empty text, or a number below 0."""
 
 
 def export_rows(target: Path, captures: Sequence[StoredCapture]) -> None:
@@ -78,15 +68,13 @@ def export_rows(target: Path, captures: Sequence[StoredCapture]) -> None:
 
 
 def _require_one_kind(captures: Sequence[StoredCapture]) -> None:
-    kinds = dict[str, StoredCapture]()
+    first = captures[0]
     for capture in captures:
-        kinds.setdefault(f"{dtype_name(capture.dtype)} {list(capture.shape[1:])}", capture)
-    if len(kinds) > 1:
-        some = [f"{kind} ({capture.label})" for kind, capture in kinds.items()]
-        raise HookrunError(
-            f"rows of several kinds do not fit into one column: {', '.join(some[:3])}. "
-            "Name a capture and a module, or a folder, which gets a file for each"
-        )
+        if (capture.dtype, capture.shape[1:]) != (first.dtype, first.shape[1:]):
+            raise HookrunError(
+                f"rows of several kinds do not fit into one column: {first!r}, {capture!r}. Name a capture and a "
+                "module, or a folder, which gets a file for each"
+            )
 
 
 def _write(target: Path, captures: Sequence[StoredCapture]) -> None:
@@ -116,7 +104,7 @@ def _schema(capture: StoredCapture) -> Any:
         )
     numbers = arrow.array(capture.numpy(slice(0, 1)).reshape(-1))
     element = arrow.field("element", numbers.type, nullable=False)
-    fields = [arrow.field(name, arrow.string()) for name in _TEXTS]
+    fields = [arrow.field(name, arrow.string()) for name in (*_NAMES, *_TEXTS)]
     fields += [arrow.field(name, arrow.int64()) for name in _NUMBERS]
     fields.append(arrow.field("vector", arrow.list_(element, len(numbers)), nullable=False))
     return arrow.schema(fields, {"hookrun": json.dumps(kind)})
@@ -130,7 +118,7 @@ def _writing(file: BinaryIO, suffix: str, schema: Any) -> Iterator[Callable[[Any
             yield writer.write_table
         return
     # Vectors hardly compress, and nobody looks for them by their smallest element.
-    columns = list(_TEXTS)
+    columns = [*_NAMES, *_TEXTS]
     options = {"compression": "none", "use_dictionary": columns, "write_statistics": [*columns, *_NUMBERS]}
     with installed("pyarrow", "pyarrow.parquet").ParquetWriter(file, schema, **options) as writer:
         yield writer.write_table
@@ -140,11 +128,14 @@ def _table(rows: StoredCapture, schema: Any) -> Any:
     """The rows as an Arrow table."""
     arrow = installed("pyarrow")
     columns = list[Any]()
-    for texts in _TEXTS.values():
-        columns.append(arrow.array([text or None for text in texts(rows)], arrow.string()))
-    for numbers in _NUMBERS.values():
-        values = numbers(rows).numpy()
-        columns.append(arrow.array(values, mask=values < 0))
+    for name in _NAMES:
+        columns.append(arrow.repeat(getattr(rows, name), len(rows)))
+    for attribute in _TEXTS.values():
+        texts = [text or None for text in getattr(rows, attribute)]
+        columns.append(arrow.array(texts, arrow.string()))
+    for attribute in _NUMBERS.values():
+        numbers = getattr(rows, attribute).numpy()
+        columns.append(arrow.array(numbers, mask=numbers < 0))
     vectors = arrow.array(rows.numpy().reshape(-1))
     columns.append(arrow.FixedSizeListArray.from_arrays(vectors, type=schema.field("vector").type))
     return arrow.Table.from_arrays(columns, schema=schema)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, distributed
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -25,7 +26,7 @@ Source = Run | str | os.PathLike[str]
 BLOCK_BYTES = 2**18
 """The most bytes of neighbouring rows that are drawn together; a block has at least one row."""
 
-CHUNK_BYTES = 2**21
+CHUNK_BYTES = 2**19
 """The most bytes of rows that share one piece of memory when they are yielded: a row that is kept keeps it."""
 
 MOST_BYTES = 2**30
@@ -39,13 +40,12 @@ def rows(
     run: Source | Sequence[Source],
     capture: str | None = None,
     module: str | None = None,
-    *,
     shuffle: bool = True,
     buffer: int = 2**18,
     seed: int = 0,
     rows: Mapping[str, Any] | None = None,
 ) -> Rows:
-    """The captured rows of one or more runs as an iterable data set, which yields a tensor for each row.
+    """The captured rows of runs as an iterable data set, which yields a tensor for each row.
 
     run:     a run or its directory, or a list of them, whose rows follow one another
     capture: the name of the hook; None: the only one
@@ -64,21 +64,19 @@ def rows(
         raise HookrunError(
             f"rows: found buffer={buffer}, seed={seed}; expected at least 1 row, and no negative seed"
         )
-    captures = list[StoredCapture]()
-    for source in sources:
-        opened = source if isinstance(source, Run) else _opened(source, rows)
-        captures.append(_only_capture(opened, capture, module))
-    kinds = {(each.dtype, each.shape[1:]): each for each in captures}
-    if len(kinds) > 1:
-        raise HookrunError(f"rows: the runs have rows of several kinds: {listed(map(repr, kinds.values()))}")
+    captures = [_only_capture(_opened(source, rows), capture, module) for source in sources]
+    first = captures[0]
+    for each in captures:
+        if (each.dtype, each.shape[1:]) != (first.dtype, first.shape[1:]):
+            raise HookrunError(f"rows: the runs have rows of several kinds: {first!r}, {each!r}")
     return Rows(captures, shuffle=shuffle, buffer=buffer, seed=seed)
 
 
-def _opened(source: str | os.PathLike[str], rows: Mapping[str, Any] | None) -> Run:
-    if rows is not None:
+def _opened(source: Source, rows: Mapping[str, Any] | None) -> Run:
+    if rows is not None and not isinstance(source, Run):
         return open_folder(source, rows)
-    run = open_run(source)
-    if run.status["status"] == "running" and not run.cut_off:
+    run = source if isinstance(source, Run) else open_run(source)
+    if run.status.get("status") == "running" and not run.cut_off:
         raise HookrunError(f"rows: {run.path} is still being written: wait until the run has ended")
     return run
 
@@ -89,11 +87,16 @@ def _only_capture(run: Run, capture: str | None, module: str | None) -> StoredCa
     if len(tensors) > 1:
         names = [f"capture={each.hook!r}, module={each.place!r}" for each in tensors]
         raise HookrunError(f"rows: {run.path} has {len(tensors)} captured tensors, name one: {listed(names)}")
-    if not tensors or not len(tensors[0]):
-        raise HookrunError(
-            f"rows: {run.path} captured no rows" + (f" of {tensors[0].label}" if tensors else "")
-        )
+    if not tensors:
+        raise HookrunError(f"rows: {run.path} captured nothing")
+    if not len(tensors[0]) or not tensors[0].row_bytes:
+        raise HookrunError(f"rows: {tensors[0]!r} of {run.path} has no values")
     return tensors[0]
+
+
+def _part(rows: range, number: int, count: int) -> range:
+    """One of `count` parts of the rows; two of them differ by at most one row."""
+    return rows[len(rows) * number // count : len(rows) * (number + 1) // count]
 
 
 class Rows(IterableDataset[Tensor]):
@@ -112,19 +115,19 @@ class Rows(IterableDataset[Tensor]):
         self._shuffle = shuffle
         self._buffer = buffer
         self._seed = seed
-        self._ends = list(accumulate(map(len, captures)))
-        self._row_bytes = max(captures[0].row_bytes, 1)
-        self._epoch = torch.zeros(
-            (), dtype=torch.int64, device="cpu"
-        ).share_memory_()  # workers that go on see it
+        self._rows = range(sum(map(len, captures)))
+        self._row_bytes = captures[0].row_bytes
+        self._shards = [shard for capture in captures for shard in capture.recorded()]
+        self._shard_ends = list(accumulate(rows for rows, _ in self._shards))
+        # shared, so that the workers of a DataLoader that stay see it
+        self._epoch = torch.zeros((), dtype=torch.int64, device="cpu").share_memory_()
         self._yielded = 0
         self._skipped = 0  # by the next pass
         self._ranks = (0, 1)
 
     def __len__(self) -> int:
         """The rows that this rank yields."""
-        rank, ranks = self._rank()
-        return self._ends[-1] * (rank + 1) // ranks - self._ends[-1] * rank // ranks
+        return len(_part(self._rows, *self._rank()))
 
     def set_epoch(self, epoch: int) -> None:
         """The order of the next pass, also in workers that have started."""
@@ -182,96 +185,71 @@ class Rows(IterableDataset[Tensor]):
             "worker": list(self._worker()),
         }
 
-    def _share(self) -> range:
-        """The numbers of the rows that this process yields, in the order of the epoch."""
-        number, count = self._worker()
-        return range(self._ends[-1] * number // count, self._ends[-1] * (number + 1) // count)
-
     @property
     def _chunk_rows(self) -> int:
         return max(1, CHUNK_BYTES // self._row_bytes)
 
     def _in_order(self, skipped: int) -> Iterator[Tensor]:
         """Tensors [n, ...] of the rows of the share, without those that are skipped."""
-        share = self._share()
-        start = share.start + skipped
-        while start < share.stop:
-            number = bisect_right(self._ends, start)
-            capture = self._captures[number]
-            stop = min(start + self._chunk_rows, share.stop, self._ends[number])
-            before = self._ends[number] - len(capture)
-            yield capture[start - before : stop - before]
-            start = stop
+        share = _part(self._rows, *self._worker())[skipped:]
+        before = 0
+        for capture in self._captures:
+            inside = range(max(share.start - before, 0), min(share.stop - before, len(capture)))
+            for start in inside[:: self._chunk_rows]:
+                yield capture[start : min(start + self._chunk_rows, inside.stop)]
+            before += len(capture)
 
     def _shuffled(self, skipped: int) -> Iterator[Tensor]:
         """The same in the random order of the epoch."""
         dtype = self._captures[0].dtype
         shape = self._captures[0].shape[1:]
         for stored, order in ahead(self._groups(skipped)):
-            for numbers in order.split(self._chunk_rows):
-                yield stored.index_select(0, numbers).view(dtype).reshape(-1, *shape)
+            for start in range(0, len(order), self._chunk_rows):
+                # NumPy, since torch's threads would wait for the core that reads
+                chunk = stored.numpy().take(order[start : start + self._chunk_rows], axis=0)
+                yield torch.from_numpy(chunk).view(dtype).reshape(-1, *shape)
 
-    def _groups(self, skipped: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def _groups(self, skipped: int) -> Iterator[tuple[Tensor, NDArray[np.int64]]]:
         """Bytes [n, bytes of a row] of the rows of a half of the buffer, and the order in which they are yielded."""
-        share = self._share()
         seed = (self._seed, int(self._epoch))
-        blocks = _Blocks(self._ends[-1], max(1, BLOCK_BYTES // self._row_bytes), np.random.default_rng(seed))
-        workers = self._worker()[1] // self._rank()[1]
+        count = -(-len(self._rows) // max(1, BLOCK_BYTES // self._row_bytes))
+        bounds = len(self._rows) * np.arange(count + 1) // count
+        order = np.random.default_rng(seed).permutation(count)
+        ends = np.diff(bounds)[order].cumsum()
+        worker, all_workers = self._worker()
+        share = _part(self._rows, worker, all_workers)
+        workers = all_workers // self._rank()[1]
         most = max(1, min(self._buffer, MOST_BYTES // self._row_bytes) // (2 * workers))
-        size = (min(most, len(share)), self._captures[0].row_bytes)
-        halves = [torch.empty(size, dtype=torch.uint8, device="cpu") for _ in range(2)]
-        count = -(-len(share) // most)
-        for number in range(count):
-            start = share.start + len(share) * number // count
-            stop = share.start + len(share) * (number + 1) // count
-            beyond = share.start + skipped - start
-            if beyond >= stop - start:
+        # NumPy's memory has large pages, which are faster to get.
+        buffer = torch.from_numpy(np.empty((2, min(most, len(share)), self._row_bytes), np.uint8))
+        groups = -(-len(share) // most)
+        for number in range(groups):
+            group = _part(share, number, groups)
+            beyond = max(share.start + skipped - group.start, 0)
+            if beyond >= len(group):
                 continue
-            half = halves[number % 2][: stop - start]
-            self._read(blocks.pieces(start, stop), half)
-            order = np.random.default_rng((*seed, start)).permutation(stop - start)
-            yield half, torch.from_numpy(order)[max(beyond, 0) :]
+            first, last = np.searchsorted(ends, [group.start, group.stop - 1], side="right")
+            starts = bounds[order[first : last + 1]]
+            stops = bounds[order[first : last + 1] + 1]
+            starts[0] = stops[0] - (ends[first] - group.start)
+            stops[-1] -= ends[last] - group.stop
+            half = buffer[number % 2, : len(group)]
+            self._read(sorted(zip(starts.tolist(), stops.tolist(), strict=True)), half)
+            yield half, np.random.default_rng((*seed, group.start)).permutation(len(group))[beyond:]
 
     def _read(self, pieces: Iterable[tuple[int, int]], out: Tensor) -> None:
-        """Read pieces, each a first row and a number of rows, one after the other into `out` [rows, bytes of a row]."""
-        of_captures = defaultdict[int, list[tuple[int, Tensor]]](list)
-        for first, count in pieces:
-            piece, out = out[:count], out[count:]
-            while len(piece):
-                number = bisect_right(self._ends, first)
-                before = self._ends[number] - len(self._captures[number])
-                inside = piece[: self._ends[number] - first]
-                of_captures[number].append((first - before, inside))
-                piece = piece[len(inside) :]
-                first += len(inside)
-        for number, of_capture in of_captures.items():
-            self._captures[number].read_recorded(of_capture)
-
-
-class _Blocks:
-    """Rows cut into blocks of neighbours, in random order.
-
-    order: [blocks] the number of each block
-    ends:  [blocks] where each block ends in the order
-    """
-
-    def __init__(self, rows: int, size: int, random: np.random.Generator) -> None:
-        count = -(-rows // size)
-        self.size = size
-        self.order = random.permutation(count)
-        self.sizes = np.full(count, size)
-        self.sizes[self.order == count - 1] = rows - (count - 1) * size
-        self.ends = self.sizes.cumsum()
-
-    def pieces(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """The first row and the number of rows of each block, or part of one, between two places in the order.
-
-        They are in the order of the rows, in which a disk reads them.
-        """
-        first, last = np.searchsorted(self.ends, [start, stop - 1], side="right")
-        places = slice(first, last + 1)
-        ends = self.ends[places]
-        starts = ends - self.sizes[places]
-        firsts = self.order[places] * self.size + (start - starts).clip(0)
-        counts = ends.clip(max=stop) - starts.clip(start)
-        return sorted(zip(firsts.tolist(), counts.tolist(), strict=True))
+        """Read pieces, each from a row to another one in the order of recording, one after the other into `out`."""
+        with ExitStack() as shard:
+            number = -1
+            for row, stop in pieces:
+                while row < stop:
+                    before = number
+                    number = bisect_right(self._shard_ends, row)
+                    rows, reading = self._shards[number]
+                    if number != before:
+                        shard.close()
+                        read = shard.enter_context(reading())
+                    count = min(stop, self._shard_ends[number]) - row
+                    read(row - self._shard_ends[number] + rows, out[:count])
+                    row += count
+                    out = out[count:]

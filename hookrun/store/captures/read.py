@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from operator import attrgetter
@@ -40,11 +39,13 @@ T = TypeVar("T")
 
 _DTYPES = {dtype_name(dtype): dtype for dtype in DTYPES}
 _OPEN_SHARDS = 16
-_READ_AT_ONCE = 2**20
+_READ_AT_ONCE = 2**18
 """Bytes. So many neighbouring rows, or more, are read and not mapped, which is slower and holds memory."""
 _SHOWN_ROWS = 5
 _SHOWN_VALUES = 8
 """How many rows, and how many values of each, a notebook shows."""
+
+ReadRows = Callable[[int, Tensor], None]
 
 MOST_SHARDS = 16
 """How many shards a sample of a capture's rows is drawn from."""
@@ -66,7 +67,7 @@ class PlainFile:
     file: str
     bytes: int
     entries: Sequence[Entry]
-    sample: int
+    sample: int = 0
     is_tokens: bool = False
     is_whole: bool = False
     split: int = -1
@@ -180,6 +181,10 @@ class StoredCapture(Shown):
     def by_kind(self) -> list[StoredCapture]:
         """The rows of each dtype and shape as a capture."""
         return [self._of(parts) for parts in grouped(self._parts, _kind_of).values()]
+
+    def recorded(self) -> Iterator[tuple[int, Callable[[], AbstractContextManager[ReadRows]]]]:
+        """In the order of recording: how many rows each shard has, and a block that reads some of them."""
+        return ((part.entry.rows, partial(self._shards.reading, part)) for part in self._parts)
 
     def by_shard(self) -> Iterator[StoredCapture]:
         """The rows of each shard as a capture, which closes the shard when it is dropped: its memory is free again."""
@@ -446,8 +451,8 @@ class StoredCapture(Shown):
         first = int(rows[0])
         place = int(targets[0])
         if are_neighbours and len(rows) * out.shape[1] >= _READ_AT_ONCE:
-            with self._shards.opened(part) as (file, start):
-                _read_rows(file, start, first, out[place : place + len(rows)])
+            with self._shards.reading(part) as read:
+                read(first, out[place : place + len(rows)])
             return
         tensor = read_tensor(self._shards.file_of(part), part.entry.key)
         stored = as_bytes(tensor.reshape(part.entry.rows, *part.entry.shape))
@@ -455,31 +460,6 @@ class StoredCapture(Shown):
             out[place : place + len(rows)] = stored[first : first + len(rows)]
         else:
             out[targets] = stored[rows]
-
-    def read_recorded(self, pieces: Iterable[tuple[int, Tensor]]) -> None:
-        """Read neighbouring rows in the order of recording, without their tables and without mapping a shard.
-
-        pieces: the number of a first row, and where it and its neighbours go, [rows, bytes of a row] uint8; the
-                numbers ascend, so that each shard is opened once
-        """
-        bounds = self._bound_list
-        here = -1
-        with ExitStack() as shard:
-            for first, out in pieces:
-                while len(out):
-                    number = bisect_right(bounds, first) - 1
-                    if number != here:
-                        shard.close()
-                        file, start = shard.enter_context(self._shards.opened(self._parts[number]))
-                        here = number
-                    rows = min(len(out), bounds[number + 1] - first)
-                    _read_rows(file, start, first - bounds[number], out[:rows])
-                    first += rows
-                    out = out[rows:]
-
-    @cached_property
-    def _bound_list(self) -> list[int]:
-        return self._bounds.tolist()
 
 
 Leaf = StoredCapture | Lookup[StoredCapture]
@@ -505,24 +485,27 @@ class _Shards:
         return file
 
     @contextmanager
-    def opened(self, part: _Part) -> Iterator[tuple[Any, int]]:
-        """The file of a part for the block, and where its rows begin. StoreError if it is not as its index says."""
+    def reading(self, part: _Part) -> Iterator[ReadRows]:
+        """A function for the block that reads neighbouring rows of a part past any mapped memory.
+
+        It takes the number of the first row in the part, and where the rows go: [rows, bytes of a row] uint8.
+        StoreError if the file is not as its index says.
+        """
         path = self.folder / part.shard.file
         entry = part.entry
+
+        def read(first: int, out: Tensor) -> None:
+            file.seek(start + first * out.shape[1])
+            if file.readinto(out.numpy().data) != out.nbytes:  # type: ignore[attr-defined]  # it is buffered
+                raise StoreError(f"{path} is shorter than its index says: it was changed or cut off")
+
         with open_inside(path, self.folder.parent) as file:
             require_bytes(file, path, part.shard.bytes, says="its index")
             start = tensor_start(file, path, entry.key, part.stored_shape, STORED_DTYPES[entry.dtype])
-            yield file, start
+            yield read
 
     def __reduce__(self) -> tuple[type[_Shards], tuple[Path]]:
         return type(self), (self.folder,)
-
-
-def _read_rows(file: Any, start: int, first: int, out: Tensor) -> None:
-    """Read rows from number `first` on into `out` [rows, bytes of a row] uint8; row 0 begins at byte `start`."""
-    file.seek(start + first * out.shape[1])
-    if file.readinto(out.numpy().data) != out.nbytes:
-        raise StoreError(f"{file.name} was cut off while it was read")
 
 
 def _require_tensor(file: Any, path: Path, name: str, shape: list[int], dtype: str) -> None:

@@ -50,6 +50,12 @@ class ProbeTask(TaskOfCaptures):
         outputs = 1
         if isinstance(self.labels, LabelsFile):
             self._labels(analysis)  # says what is wrong with the file
+        elif self.rows is not None:
+            raise spec_error(
+                "task.labels",
+                f"the files of {run.path} have no labels to probe for",
+                "name a file with a line for each sample: task.labels={file: labels.csv, column: NAME}",
+            )
         elif not run.config:
             raise spec_error("task.run", f"{run.path} does not say which data it used", "run it again")
         else:

@@ -74,7 +74,7 @@ class CompareTask(TaskOfRuns):
         from hookrun.studies.compare.comparison.pairing import pairing_of
         from hookrun.studies.kit.passes import find_both
 
-        found = find_both(experiment, self.run, self.other)
+        found = find_both(experiment, self.run, self.other, self.rows)
         for run, other in found.jobs.values():
             pairing_of(run, other, self.names, self.transpose)
         return found

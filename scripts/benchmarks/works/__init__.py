@@ -17,6 +17,7 @@ from benchmarks.works import (
     loop,
     peers,
     ranks,
+    rows,
     selectors,
     start,
     stats,
@@ -53,15 +54,17 @@ _ROWS = {
     ("loop",): loop.ROWS,
     ("ranks",): ranks.ROWS,
     ("capture",): capture.ROWS,
+    ("rows",): rows.ROWS,
     (DEVICE,): device.ROWS,
 }
-WORKS = tuple(Work(measure, subjects) for subjects, rows in _ROWS.items() for measure in rows)
+WORKS = tuple(Work(measure, subjects) for subjects, works in _ROWS.items() for measure in works)
 SUBJECTS = (
     "hooks",
     "start",
     "install",
     "selectors",
     "capture",
+    "rows",
     "stats",
     "graph",
     "loop",

@@ -12,6 +12,7 @@ from pydantic import Field
 from hookrun.errors import spec_error
 from hookrun.run.experiment.experiment import Experiment
 from hookrun.run.experiment.task import JobCache, Task, changed
+from hookrun.store.config.row_files import RowFiles
 
 if TYPE_CHECKING:
     from hookrun.run.passes.progress import Screen
@@ -29,10 +30,12 @@ SUGGESTED = 4096
 class TaskOfRuns(Task):
     """Base of the tasks that read other runs.
 
-    run: the directory of the run
+    run:  the directory of the run
+    rows: `run` is a folder of files that another program wrote, and which of their tensors are read
     """
 
     run: str | None = None
+    rows: RowFiles | None = None
 
     @abstractmethod
     def examine(self, prepared: Any, run_dir: RunDir, screen: Screen) -> str | None:
@@ -93,7 +96,7 @@ class TaskOfCaptures(TaskOfRuns):
         """Find the run and its captures. Raises SpecError if something is missing or does not fit."""
         from hookrun.run.tasks.captured.input import find
 
-        analysis = find(experiment, self.run, self.capture, by_token=self.by_token)
+        analysis = find(experiment, self.run, self.capture, self.rows, by_token=self.by_token)
         self.check(analysis)
         return analysis
 

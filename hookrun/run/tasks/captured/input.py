@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,12 @@ from hookrun.run.experiment.run_values import BY_TOKEN, RunReferences, is_by_tok
 from hookrun.run.experiment.task import Ready
 from hookrun.run.tasks.captured.features import Features
 from hookrun.store.captures.read import StoredCapture, captured_tensors
+from hookrun.store.config.row_files import RowFiles
 from hookrun.store.config.stored import read_yaml
 from hookrun.store.format import CAPTURES, INDEX, MULTIRUN, OVERRIDES, STATUS, SWEEP
 from hookrun.store.reader import Run, open_run
 from hookrun.store.records import UsedRunRecord
+from hookrun.store.row_folder import RowFolder, open_folder
 
 _LEAST_NAME = 16
 """The characters of a name that a table keeps on any terminal."""
@@ -54,22 +56,32 @@ class TwoRuns(Ready):
     runs: tuple[UsedRunRecord, ...] = ()
 
 
-def find(experiment: Experiment, path: str | None, hook: str | None, *, by_token: bool) -> Analysis:
+def find(
+    experiment: Experiment, path: str | None, hook: str | None, rows: RowFiles | None, *, by_token: bool
+) -> Analysis:
     """Open the run and choose its captures.
 
     path:     the directory or name of the run; None is an error
     hook:     the name of the hook that captured; None: the only one of the run
+    rows:     the run is a folder of files of another program, and which are read
     by_token: a sample may have a row for each of its tokens
 
     Raises SpecError if there is no run, no such hook, or no capture with one row for each sample.
     """
-    run, used = opened(experiment, "task.run", path)
+    run, used = opened(experiment, "task.run", path, rows)
+    if rows is not None and not isinstance(run, RowFolder):
+        raise spec_error("task.rows", f"{run.path} is a run, which has captures of its own", "leave it out")
     with refused_at("task.run"):
-        return Analysis(experiment, run, _captures(run, hook, by_token), (used,))
+        captures = _captures(run, hook, by_token)
+    return Analysis(_noting(experiment, run), run, captures, (used,))
 
 
-def opened(experiment: Experiment, where: str, path: str | None) -> tuple[Run, UsedRunRecord]:
+def opened(
+    experiment: Experiment, where: str, path: str | None, rows: RowFiles | None = None
+) -> tuple[Run, UsedRunRecord]:
     """The run that the key `where` names by its directory or name, and how it was found.
+
+    rows: a directory that is not a run is a folder of files of another program, and which are read
 
     Raises SpecError if there is none.
     """
@@ -79,12 +91,22 @@ def opened(experiment: Experiment, where: str, path: str | None) -> tuple[Run, U
             f"task={experiment.settings.task.name} reads the captures of another run, and no run is named",
             f"name its directory: {where}=outputs/latest",
         )
+    if rows is not None and path not in experiment.runs and not (Path(path) / STATUS).is_file():
+        with refused_at("task.rows"):
+            folder = open_folder(path, rows)
+        return folder, UsedRunRecord(where=where, run=path, path=str(folder.path))
     runs = RunReferences.of(experiment)
     with refused_at(where):
         run, used = runs.open(path), runs.used(where, path)
     if run is None or used is None:
         raise spec_error(where, f"{path} has not been run yet", "leave out task=plan, so that it runs first")
     return run, used
+
+
+def _noting(experiment: Experiment, *runs: Run) -> Experiment:
+    """The experiment, whose notes say what was read of folders of another program."""
+    notes = [run.note for run in runs if isinstance(run, RowFolder)]
+    return replace(experiment, notes=(*experiment.notes, *notes))
 
 
 def _captures(run: Run, name: str | None, by_token: bool) -> dict[str, StoredCapture]:
@@ -155,14 +177,29 @@ def show_table(console: Console, headings: Sequence[str], rows: Sequence[Sequenc
 # ---- two runs ------------------------------------------------------------------------------------------------------
 
 
-def find_both(experiment: Experiment, path: str | None, other: str | None) -> TwoRuns:
-    """Open two runs or two sweeps. Raises SpecError if one does not exist or only one is a sweep."""
+def find_both(
+    experiment: Experiment, path: str | None, other: str | None, rows: RowFiles | None = None
+) -> TwoRuns:
+    """Open two runs or two sweeps. Raises SpecError if one does not exist or only one is a sweep.
+
+    rows: one of them, or both, is a folder of files of another program, and which are read
+    """
     jobs = _jobs_of_a_sweep(experiment, path)
     other_jobs = _jobs_of_a_sweep(experiment, other)
     if not jobs and not other_jobs:
-        run, used = opened(experiment, "task.run", path)
-        other_run, other_used = opened(experiment, "task.other", other)
-        return TwoRuns(experiment, {"": (run, other_run)}, runs=(used, other_used))
+        run, used = opened(experiment, "task.run", path, rows)
+        other_run, other_used = opened(experiment, "task.other", other, rows)
+        with refused_at("task.rows"):
+            if isinstance(other_run, RowFolder):
+                other_run = other_run.like(run)
+            elif isinstance(run, RowFolder):
+                run = run.like(other_run)
+            elif rows is not None:
+                raise spec_error(
+                    "task.rows", "both are runs, which have captures of their own", "leave it out"
+                )
+        noting = _noting(experiment, run, other_run)
+        return TwoRuns(noting, {"": (run, other_run)}, runs=(used, other_used))
     if not jobs or not other_jobs:
         sweep, single = (path, other) if jobs else (other, path)
         raise spec_error(
