@@ -148,7 +148,7 @@ def circuits(settings: Settings) -> Result:
 
     ways = Ways()
     ours = OneRun(
-        [*_GPT2, "task.method=gradient", "+task.circuit={sizes: [1, 2, 4, 8, 16], rest: 0, chance: 20}"]
+        [*_GPT2, "task.method=gradient", "task.circuit={sizes: [1, 2, 4, 8, 16], rest: 0, chance: 20}"]
     )
     names = [f"transformer.h.{layer}.attn.c_proj" for layer in range(4)]
     orders = [ours.run().by_strength(), *(torch.randperm(48).tolist() for _ in range(20))]
