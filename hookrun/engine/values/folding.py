@@ -108,6 +108,8 @@ def _by_sample(seen: SeenRows) -> tuple[Tensor, Tensor, Tensor]:
         torch.arange(values.shape[2], device="cpu") if seen.positions is None else seen.positions[:, None]
     )
     positions = places.expand(len(values), values.shape[2])
+    if bool((seen.keys.diff() > 0).all()):  # faster than to sort them
+        return values, seen.keys, positions
     keys, sample_of = seen.keys.unique(return_inverse=True)
     if len(keys) == len(seen.keys):
         return values, seen.keys, positions
@@ -125,7 +127,35 @@ def _by_sample(seen: SeenRows) -> tuple[Tensor, Tensor, Tensor]:
     return spread.unflatten(0, size).movedim(1, 2).flatten(2), keys, positions.view(len(keys), -1)
 
 
-def _candidates(top: Sequence[Tensor], seen: SeenRows) -> list[Tensor]:
+def _entering(top: Sequence[Tensor], best: Tensor, keys: Tensor, *, are_most: bool) -> tuple[Tensor, Tensor]:
+    """Row and unit, in the order of units, of the values [S, U] on the CPU that may be among the largest.
+
+    are_most: there are more of them than before, so that they rule out each other
+    """
+    least = top[0][:, -1].nan_to_num(math.inf, math.inf, -math.inf)
+    least_key = top[1][:, -1]
+    most = top[0].shape[1]
+    if are_most and len(best) > most:
+        of_these = best.topk(most, 0).values[-1].nan_to_num(math.inf, math.inf, -math.inf)
+        least_key = least_key.where(of_these <= least, _NO_KEY)
+        least = least.maximum(of_these)
+    may_be_tied = bool((keys.min() < least_key).any())
+    stays = torch.lt if may_be_tied else torch.le  # neither holds for NaN
+    apart = best - least  # faster to reduce than booleans
+    rows = stays(apart.amax(1), 0).logical_not_().nonzero().squeeze(1)
+    if not len(rows):
+        return rows, rows
+    apart = apart[rows]
+    units = stays(apart.amax(0), 0).logical_not_().nonzero().squeeze(1)
+    apart = apart[:, units]
+    enters = stays(apart, 0).logical_not_()
+    if may_be_tied:
+        enters &= (apart != 0) | (keys[rows, None] < least_key[units])
+    columns, places = enters.T.nonzero(as_tuple=True)
+    return rows[places], units[columns]
+
+
+def _candidates(before: Sums, seen: SeenRows) -> list[Tensor]:
     """Values, keys and positions [U, k] of what may be among the largest: on the CPU of as few rows as possible."""
     values, keys, positions = _by_sample(seen)
     best = values.amax(2) if values.shape[2] > 1 else values[:, :, 0]
@@ -133,34 +163,14 @@ def _candidates(top: Sequence[Tensor], seen: SeenRows) -> list[Tensor]:
         keys = on_device(keys, best.device)[:, None].expand_as(best)
         found = on_device(positions, best.device).gather(1, values.argmax(2))
         return [best.T, keys.T, found.T]
-    least = top[0][:, -1].nan_to_num(math.inf, math.inf, -math.inf)
-    least_key = top[1][:, -1]
-    largest = best.amax(0)
-    is_open = (largest <= least).logical_not_()  # also NaN
-    is_open |= (largest == least) & (keys.min() < least_key)
-    opened = is_open.nonzero().squeeze(1)
-    best = best.index_select(1, opened)
-    least = least[opened]
-    least_key = least_key[opened]
-    may_be_tied = bool((keys.min() < least_key).any())
-    above = (best - least).amax(1) if len(opened) else least  # faster than to reduce booleans
-    enters = (above < 0) if may_be_tied else (above <= 0)
-    some = enters.logical_not_().nonzero().squeeze(1)
-    best, keys = best[some], keys[some]
-    may_enter = (best <= least).logical_not_()
-    if may_be_tied:
-        may_enter |= (best == least) & (keys[:, None] < least_key)
-    rows, columns_of = may_enter.T.nonzero(as_tuple=True)[::-1]
-    units = opened[columns_of]
-    counts = units.bincount(minlength=values.shape[1])
+    rows, units = _entering(before["top"], best, keys, are_most=values[:, 0].numel() > before["count"])
+    found = positions[rows, values[rows, units].argmax(1)]
+    counts = units.bincount(minlength=best.shape[1])
     firsts = counts.cumsum(0) - counts
     number = torch.arange(len(units), device="cpu") - firsts[units]
-    of_rows = some[rows]
-    found = positions[of_rows, values[of_rows, units].argmax(1)]
-    shape = (len(counts), int(counts.max()))
     columns = list[Tensor]()
-    for column, fill in zip((best[rows, columns_of], keys[rows], found), _EMPTY, strict=True):
-        table = column.new_full(shape, fill)
+    for column, fill in zip((best[rows, units], keys[rows], found), _EMPTY, strict=True):
+        table = column.new_full((len(counts), int(counts.max())), fill)
         table[units, number] = column
         columns.append(table)
     return columns
@@ -266,7 +276,7 @@ def _of_rows(seen: SeenRows, before: Sums) -> Sums:
     values = seen.values
     sums = dict(_moments(values, has_products="products" in before))
     if "top" in before:
-        sums["top"] = _candidates(before["top"], seen)
+        sums["top"] = _candidates(before, seen)
     if "levels" in before:
         flat = values.movedim(1, 0).flatten(1)
         sums["levels"] = [flat if flat.dtype is torch.float64 else flat.float()]
@@ -316,15 +326,8 @@ class Folding:
             self.places = None
 
     def _add(self, label: str, seen: SeenRows) -> None:
-        sums = self._before(label, seen.values)
-        start = 0
-        while start < len(seen.keys):
-            # The first few rows by themselves, then as many as before them: they rule out most of the others.
-            count = max(self.wanted.top, sums["count"]) if self.wanted.top else len(seen.keys)
-            part = seen.at(slice(start, start + count))
-            sums = _merged(sums, _of_rows(part, sums))
-            start += count
-        self.sums[label] = sums
+        before = self._before(label, seen.values)
+        self.sums[label] = _merged(before, _of_rows(seen, before))
 
     def _before(self, label: str, values: Tensor) -> Sums:
         """What the label has accumulated, on the device of the values."""

@@ -114,6 +114,7 @@ _HEADS, _GRADIENT = (
     "gpt2 of 4 layers, ablate each of 48 heads",
     "gpt2 of 4 layers, estimate 48 heads from the gradient",
 )
+_CIRCUITS = "gpt2 of 4 layers, circuits of 5 sizes beside 20 random sets"
 _CELLS = "tiny decoder, ablate 48 tokens of 4 layers"
 
 
@@ -140,6 +141,45 @@ def head_gradient(settings: Settings) -> Result:
     return measured(_GRADIENT, ways, settings, target=4.0, slow=True)
 
 
+@of_transformers(_CIRCUITS, 0.35)
+def circuits(settings: Settings) -> Result:
+    """The loss with 1, 2, 4, 8 or 16 of 48 heads: a forward pass for each of 105 sets by hand, and one run."""
+    import torch
+
+    ways = Ways()
+    ours = OneRun(
+        [*_GPT2, "task.method=gradient", "task.circuit={sizes: [1, 2, 4, 8, 16], rest: 0, chance: 20}"]
+    )
+    names = [f"transformer.h.{layer}.attn.c_proj" for layer in range(4)]
+    orders = [ours.run().by_strength(), *(torch.randperm(48).tolist() for _ in range(20))]
+
+    def loss(kept: list[int]) -> Any:
+        handles = list[Any]()
+        for layer, name in enumerate(names):
+            mask = torch.zeros(48)
+            mask[kept] = 1
+            of_layer = mask[12 * layer : 12 * layer + 12].repeat_interleave(64)
+            module = ours.model.get_submodule(name)
+            handles.append(module.register_forward_pre_hook(lambda m, args, kept=of_layer: (args[0] * kept,)))
+        value = ours.loss(ours.model(**ours.batch.inputs)).mean()
+        for handle in handles:
+            handle.remove()
+        return value
+
+    def by_hand() -> Any:
+        return torch.stack(
+            [torch.stack([loss(order[:size]) for size in (1, 2, 4, 8, 16)]) for order in orders]
+        )
+
+    def found() -> Any:
+        effects = ours.run()
+        return effects["replaced"] + effects["circuit"] * (effects["unedited"] - effects["replaced"])
+
+    ways.add("by hand", by_hand, lambda: {"loss": by_hand()[0]})
+    ways.add(OURS, ours.run, lambda: {"loss": found()})
+    return measured(_CIRCUITS, ways, settings, target=0.35, slow=True)
+
+
 def tiny_cells(settings: Settings) -> Result:
     """48 cells of a model whose forward pass takes about a millisecond: mostly what a cell costs beside the model."""
     import torch
@@ -159,4 +199,4 @@ def tiny_cells(settings: Settings) -> Result:
         return measured(_CELLS, ways, settings, target=1.0, slow=True)
 
 
-ROWS = (head_ablation, head_gradient, tiny_cells)
+ROWS = (head_ablation, head_gradient, circuits, tiny_cells)

@@ -40,7 +40,7 @@ def corrupt(executed: Any) -> str:
 
 
 def test_kept_heads_equal_path_patching_by_hand(executed: Any, corrupt: str) -> None:
-    circuit = f"+task.circuit={{sizes: [8, 3, 1, 0], rest: {{run: {corrupt}}}, chance: 5}}"
+    circuit = f"task.circuit={{sizes: [8, 3, 1, 0], rest: {{run: {corrupt}}}, chance: 5}}"
     made = executed(*HEADS, *NAMES, circuit, "task.method=gradient", "data.batch_size=4")
     found = made.effects
     assert found.sizes == [8, 3, 1, 0]
@@ -64,7 +64,7 @@ def test_kept_heads_equal_path_patching_by_hand(executed: Any, corrupt: str) -> 
 
 
 def test_exact_values_rank_where_they_stand_alone(executed: Any) -> None:
-    circuit = "+task.circuit={sizes: [2, 4], rest: 0.25}"
+    circuit = "task.circuit={sizes: [2, 4], rest: 0.25}"
     found = executed(*CHANNELS, circuit).effects
     assert "circuit_chance" not in found
     order = (found["exact"] - found["unedited"]).abs().flatten().argsort(descending=True).tolist()
@@ -76,7 +76,7 @@ def test_exact_values_rank_where_they_stand_alone(executed: Any) -> None:
 def test_the_rest_may_be_a_mean_over_samples(executed: Any) -> None:
     seen = "+hooks.seen={select: [layers.1, fc], hook: forward, action: capture}"
     other = executed("task=predict", seen, *DIGITS)
-    circuit = f"+task.circuit={{sizes: 3, rest: {{run: {other.path}, sample: mean}}}}"
+    circuit = f"task.circuit={{sizes: 3, rest: {{run: {other.path}, sample: mean}}}}"
     found = executed(*CHANNELS, circuit).effects
     order = (found["exact"] - found["unedited"]).abs().flatten().argsort(descending=True).tolist()
     means = {path: other.captures["seen"][path][:].mean(0) for path in ("layers.1", "fc")}
@@ -92,7 +92,7 @@ def test_the_calls_of_a_block_are_kept_one_by_one(executed: Any, trusted: Any) -
     other = executed("task=predict", "+hooks.seen={select: '', hook: forward, action: capture}", *net)
     moved = "+hooks.h={select: core, hook: forward, action: scale, factor: 0}"
     task = ("task=effects", "task.hook=h", "task.over={call: each}", "task.metric=loss", moved)
-    found = executed(*task, *net, "+task.circuit={sizes: [1], rest: -0.5}").effects
+    found = executed(*task, *net, "task.circuit={sizes: [1], rest: -0.5}").effects
     strongest = int((found["exact"] - found["unedited"]).abs().argmax())
     model, data = hookrun.build(overrides=["compute.device=cpu", *net])
     calls = itertools.count()
@@ -104,13 +104,13 @@ def test_the_calls_of_a_block_are_kept_one_by_one(executed: Any, trusted: Any) -
         values = [F.cross_entropy(model(batch.inputs), batch.target, reduction="none") for batch in batches]
     assert float(losses(found)[0]) == pytest.approx(float(torch.cat(values).double().mean()), abs=1e-6)
     with pytest.raises(hookrun.HookrunError, match="core was not captured by 'seen'"):
-        executed(*task, *net, f"+task.circuit={{sizes: [1], rest: {{run: {other.path}}}}}")
+        executed(*task, *net, f"task.circuit={{sizes: [1], rest: {{run: {other.path}}}}}")
 
 
 def test_a_run_cut_off_among_circuits_ends_equal(run: Any, executed: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(cells, "SECONDS", 0.0)
     noise = "+hooks.noise={select: layers.0, hook: forward, action: noise, std: 0.2, priority: -1}"
-    arguments = (*CHANNELS, noise, "+task.circuit={sizes: [1, 3, 4], rest: 0, chance: 3}")
+    arguments = (*CHANNELS, noise, "task.circuit={sizes: [1, 3, 4], rest: 0, chance: 3}")
     whole = executed(*arguments)
     passes = itertools.count()
     compute = cells.Cells._pass
@@ -131,7 +131,7 @@ def test_a_run_cut_off_among_circuits_ends_equal(run: Any, executed: Any, monkey
 
 def test_equal_metrics_leave_no_faithfulness(executed: Any, capsys: Any) -> None:
     after = "+hooks.after={select: fc, hook: forward, action: replace, value: 1, priority: 1}"
-    made = executed(*CHANNELS, after, "+task.circuit={sizes: [1, 2], rest: 0, chance: 2}")
+    made = executed(*CHANNELS, after, "task.circuit={sizes: [1, 2], rest: 0, chance: 2}")
     assert made.effects["circuit"].isnan().all()
     assert made.effects["circuit_chance"].isnan().all()
     said = (
@@ -142,7 +142,7 @@ def test_equal_metrics_leave_no_faithfulness(executed: Any, capsys: Any) -> None
 
 
 def test_the_page_draws_faithfulness_beside_chance(executed: Any) -> None:
-    made = executed(*CHANNELS, "+task.circuit={sizes: [3, 0, 6], rest: 0, chance: 2}")
+    made = executed(*CHANNELS, "task.circuit={sizes: [3, 0, 6], rest: 0, chance: 2}")
     page = write_report(made.path).read_text()
     assert "faithfulness of circuits" in page
     assert "band: from the smallest to the largest value of 2 random sets" in page
@@ -154,23 +154,23 @@ def test_the_page_draws_faithfulness_beside_chance(executed: Any) -> None:
     ("words", "said"),
     [
         (
-            ("+task.circuit={sizes: [7], rest: 0}",),
+            ("task.circuit={sizes: [7], rest: 0}",),
             "task.circuit.sizes.0: 7 cells cannot be kept: the grid has 6",
         ),
-        (("+task.circuit={sizes: [1]}",), "task.circuit.rest: is missing"),
-        (("+task.circuit={sizes: [-1], rest: 0}",), "task.circuit.sizes.0"),
-        (("+task.circuit={sizes: [1], rest: {run: nowhere}}",), "task.circuit.rest.run: there is no"),
-        (("+task.circuit={sizes: [1], rest: [1.0, 2.0]}",), "task.circuit.rest: on layers.1"),
+        (("task.circuit={sizes: [1]}",), "task.circuit.rest: is missing"),
+        (("task.circuit={sizes: [-1], rest: 0}",), "task.circuit.sizes.0"),
+        (("task.circuit={sizes: [1], rest: {run: nowhere}}",), "task.circuit.rest.run: there is no"),
+        (("task.circuit={sizes: [1], rest: [1.0, 2.0]}",), "task.circuit.rest: on layers.1"),
         (
-            ("+task.circuit={sizes: [1], rest: {from: 0, to: 1, steps: [0, 3]}}",),
+            ("task.circuit={sizes: [1], rest: {from: 0, to: 1, steps: [0, 3]}}",),
             "is not the same in each pass",
         ),
-        (("+task.circuit={size: [1], rest: 0}",), "did you mean 'sizes'?"),
+        (("task.circuit={size: [1], rest: 0}",), "did you mean 'sizes'?"),
         (
-            ("+task.circuit={sizes: [1], rest: 0}", "+task.over.factor=[0.0, 2.0]"),
+            ("task.circuit={sizes: [1], rest: 0}", "+task.over.factor=[0.0, 2.0]"),
             "task.over.factor: a circuit replaces places, and cells that differ in factor only are at the same place",
         ),
-        (("+task.circuit={sizes: [1], rest: 0}", "+hooks.h.when={probability: 0.5}"), "hooks.h.when"),
+        (("task.circuit={sizes: [1], rest: 0}", "+hooks.h.when={probability: 0.5}"), "hooks.h.when"),
     ],
 )
 def test_a_circuit_that_cannot_be_computed_is_refused(
