@@ -76,10 +76,10 @@ def selector_list() -> str:
 
 
 def action_list() -> str:
-    """One line for each action: its parameters, the first clause of what it does, and hook types other than usual."""
+    """One line for each action: the names of its parameters, the first clause of what it does, and hook types other than usual."""
     lines = []
     for name, action in actions().items():
-        given = _parameters(action).replace("`", "")
+        given = ", ".join(action.model_fields)
         carried = _carriers(action)
         on = "" if carried == "all but `apply`" else f" On: {carried}."
         does = re.split("[:;] |, and ", _first_line(action))[0]
