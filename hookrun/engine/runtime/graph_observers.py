@@ -34,6 +34,9 @@ from hookrun.engine.values import containers
 from hookrun.engine.values.private_names import require
 from hookrun.engine.values.tensors import ordinary_tensors
 
+MOST_LAYOUTS = 256
+"""Of how many graphs and shapes it is remembered which numbers belong to which firing."""
+
 _numbers = count()
 _open = WeakValueDictionary[int, "GraphObservers"]()
 
@@ -232,6 +235,8 @@ class GraphObservers:
     ) -> Sequence[tuple[_Firing, Sequence[_Part]]]:
         """Which numbers belong to each firing: the same at each run of a graph with the same shapes."""
         if (firings, lengths) not in self._layouts:
+            if len(self._layouts) >= MOST_LAYOUTS:
+                self._layouts.clear()
             ends = accumulate(lengths)
             begin = 0
             layout: list[tuple[_Firing, list[_Part]]] = []

@@ -362,7 +362,7 @@ class Installation(Shown):
             )
         refuse(problems, CompileError)
         torch.compiler.reset()
-        hooked_model = self._model  # `with_few_guards` knows these by their names
+        hooked_model = self._model  # `with_few_guards` knows both by these names
         hookrun_observers = self._wiring.observers
         call_through_torch(hooked_model.modules())
 
