@@ -37,6 +37,9 @@ from hookrun.engine.values.tensors import ordinary_tensors
 MOST_LAYOUTS = 256
 """Of how many graphs and shapes it is remembered which numbers belong to which firing."""
 
+MOST_UNREAD = 1 << 20
+"""More numbers than this are read at once, so that a long loop does not hold them all."""
+
 _numbers = count()
 _open = WeakValueDictionary[int, "GraphObservers"]()
 
@@ -104,6 +107,7 @@ class GraphObservers:
         self._firings: list[_Firing] = []
         self._layouts = dict[tuple[tuple[int, ...], tuple[int, ...]], list[tuple[_Firing, list[_Part]]]]()
         self._calls = Counter[HookSite]()
+        self._unread = 0
         self._trace: object = None
         self._waiting: tuple[list[Tensor], list[int], list[int]] | None = None
         _open[self.key] = self
@@ -228,7 +232,12 @@ class GraphObservers:
             judge = partial(_records_of, time, parts, reads)
             start = (*parts[0].about, *time, parts[0].call)
             data = {"numbers": numbers, "judge": judge, "policy": policy}
-            self._observers[0].site.sink.emit(start, data)
+            sink = self._observers[0].site.sink
+            sink.emit(start, data)
+            self._unread += len(numbers)
+            if self._unread > MOST_UNREAD:
+                self._unread = 0
+                sink.settle()
 
     def _parts(
         self, firings: tuple[int, ...], lengths: tuple[int, ...]
