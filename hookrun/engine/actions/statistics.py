@@ -260,12 +260,14 @@ def _moments(rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
 
     The sums are of differences from the first element, so that a large mean does not hide a small variance.
     """
-    first = rows.flat[..., :1].double()
+    first = rows.places.double()
+    for dim in range(1, first.dim()):
+        first = first.narrow(dim, 0, 1)
     first = first.where(first.isfinite(), 0)
-    apart = rows.flat.double() - first
-    total = apart.sum(-1)
-    squares = apart.square().sum(-1)
-    first = first.squeeze(-1)
+    apart = rows.places.double() - first
+    total = apart.sum(rows.dims)
+    squares = apart.square().sum(rows.dims)
+    first = first.flatten()
     mean = first + total / rows.n
     variance = (squares - total * total / rows.n).clamp(min=0) / (rows.n - 1)
     around_zero = squares + 2 * first * total + rows.n * first.square()
@@ -294,12 +296,17 @@ def _extremes(rows: Rows) -> tuple[Tensor, Tensor]:
     if rows.flat.dim() == 1:
         least, largest = rows.flat.aminmax()
         return least, largest
-    return rows.flat.amin(-1), rows.flat.amax(-1)
+    return rows.places.amin(rows.dims), rows.places.amax(rows.dims)
 
 
-def _count(x: Tensor) -> Tensor:
-    """How many elements of each row are not 0; for a single one torch has a faster function."""
-    return x.count_nonzero() if x.dim() == 1 else x.bool().sum(-1)
+def _count(rows: Rows, x: Tensor) -> Tensor:
+    """How many elements of each row are not 0; for a single one torch has a faster function. x: like rows.places"""
+    import torch
+
+    if x.dim() == 1:
+        return x.count_nonzero()
+    is_counted = x if x.dtype is torch.bool else x != 0  # a compiler writes slow loops for x.bool()
+    return is_counted.sum(rows.dims)
 
 
 def _unknown(rows: Rows) -> Tensor:
@@ -375,12 +382,12 @@ DEFINITIONS: Mapping[str, Callable[[Rows], Any]] = {
     "min": lambda rows: rows["extremes"][0],
     "max": lambda rows: rows["extremes"][1],
     "norm": _norm,
-    "abs_mean": lambda rows: rows.flat.abs().mean(-1),
+    "abs_mean": lambda rows: rows.places.abs().mean(rows.dims),
     "abs_max": lambda rows: rows["max"].maximum(-rows["min"]),
-    "sum": lambda rows: rows.flat.sum(-1),
-    "zeros": lambda rows: (rows.n - _count(rows.flat)) / rows.n,
-    "nans": lambda rows: _count(rows.flat.isnan()),
-    "infs": lambda rows: _count(rows.flat.isinf()),
+    "sum": lambda rows: rows.places.sum(rows.dims),
+    "zeros": lambda rows: (rows.n - _count(rows, rows.places)) / rows.n,
+    "nans": lambda rows: _count(rows, rows.places.isnan()),
+    "infs": lambda rows: _count(rows, rows.places.isinf()),
     "entropy": _entropy_of_scores,
     "dynamic_range": _dynamic_range,
     "underflows": _underflows,
@@ -393,6 +400,8 @@ class Rows(dict[str, Any]):
 
     x:     [..., *shape], floating-point numbers in which torch computes, or integers
     flat:  [..., n], the elements of each row; without a dimension in front the whole tensor is one row
+    places: the same numbers, whose rows are reduced over `dims`: `flat`, but in a compiled graph as they lie in memory,
+           because a compiler puts those of a convolution in another order
     kind:  the dtype of the tensor from which they come
     definitions: of each statistic
     """
@@ -400,6 +409,8 @@ class Rows(dict[str, Any]):
     definitions: ClassVar[Mapping[str, Callable[[Rows], Any]]] = DEFINITIONS
     x: Tensor
     flat: Tensor
+    places: Tensor
+    dims: int | tuple[int, ...] = -1
     n: int
     kind: dtype
 
@@ -407,6 +418,7 @@ class Rows(dict[str, Any]):
         super().__init__()
         self.x = x
         self.flat = flat
+        self.places = flat
         self.n = flat.shape[-1]
         self.kind = kind
 
@@ -418,12 +430,17 @@ class Rows(dict[str, Any]):
 
 def rows_of(x: Tensor, dim: int | None = None) -> Rows:
     """The rows [R, ...] of a tensor: itself as one row, or one for each index of the dimension that is kept."""
+    import torch
+
     numbers = numbers_in(x)
     shaped = numbers.unsqueeze(0) if dim is None else numbers.movedim(dim, 0)
-    flat = shaped.flatten(1) if shaped.dim() > 1 else shaped.unsqueeze(1)
-    rows = Rows(shaped, flat, x.dtype)
+    places = shaped if shaped.dim() > 1 else shaped.unsqueeze(1)
+    rows = Rows(shaped, places.flatten(1), x.dtype)
+    if torch.compiler.is_compiling():
+        rows.places = places
+        rows.dims = tuple(range(1, places.dim()))
     for name, size in sizes_of(x).items():
-        rows[name] = flat.new_full(flat.shape[:1], size)
+        rows[name] = places.new_full(places.shape[:1], size)
     return rows
 
 

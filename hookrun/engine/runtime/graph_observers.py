@@ -36,6 +36,12 @@ from hookrun.engine.values.private_names import require
 from hookrun.engine.values.tensors import ordinary_tensors
 from hookrun.errors import Problem
 
+MOST_LAYOUTS = 256
+"""Of how many graphs and shapes it is remembered which numbers belong to which firing."""
+
+MOST_UNREAD = 1 << 20
+"""More numbers than this are read at once, so that a long loop does not hold them all."""
+
 _numbers = count()
 _open = WeakValueDictionary[int, "GraphObservers"]()
 
@@ -103,6 +109,7 @@ class GraphObservers:
         self._firings: list[_Firing] = []
         self._layouts = dict[tuple[tuple[int, ...], tuple[int, ...]], list[tuple[_Firing, list[_Part]]]]()
         self._calls = Counter[HookSite]()
+        self._unread = 0
         self._trace: object = None
         self._waiting: tuple[list[Tensor], list[int], list[int]] | None = None
         _open[self.key] = self
@@ -229,13 +236,20 @@ class GraphObservers:
             judge = partial(_records_of, time, parts, reads)
             start = (*parts[0].about, *time, parts[0].call)
             data = {"numbers": numbers, "judge": judge, "policy": policy}
-            self._observers[0].site.sink.emit(start, data)
+            sink = self._observers[0].site.sink
+            sink.emit(start, data)
+            self._unread += len(numbers)
+            if self._unread > MOST_UNREAD:
+                self._unread = 0
+                sink.settle()
 
     def _parts(
         self, firings: tuple[int, ...], lengths: tuple[int, ...]
     ) -> Sequence[tuple[_Firing, Sequence[_Part]]]:
         """Which numbers belong to each firing: the same at each run of a graph with the same shapes."""
         if (firings, lengths) not in self._layouts:
+            if len(self._layouts) >= MOST_LAYOUTS:
+                self._layouts.clear()
             ends = accumulate(lengths)
             begin = 0
             layout: list[tuple[_Firing, list[_Part]]] = []

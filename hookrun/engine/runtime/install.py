@@ -367,7 +367,7 @@ class Installation(Shown):
                 problems.append(Problem("options", f"{_CUDA_GRAPHS_OPTION} {what}", "leave it out"))
         refuse(problems, CompileError)
         torch.compiler.reset()
-        hooked_model = self._model  # `with_few_guards` knows these by their names
+        hooked_model = self._model  # `with_few_guards` knows both by these names
         hookrun_observers = self._wiring.observers
         call_through_torch(hooked_model.modules())
 
