@@ -87,9 +87,7 @@ def resolve(
         if not wrong and adding.isdisjoint(planned.keys() - fitting.keys()):
             fitting[hook.name] = planned[hook.name]
     runs = values.used_runs(spec)
-    plan = ResolvedPlan(
-        class_name(model), tuple(fitting.values()), spec.seed, runs=runs, bundle=spec.bundle
-    )
+    plan = ResolvedPlan(class_name(model), tuple(fitting.values()), spec.seed, runs=runs, bundle=spec.bundle)
     return plan, problems
 
 
