@@ -9,7 +9,7 @@ from joint_table import Row, rows
 
 EVERY = {"when": {"step": {"every": 2}}}
 PART = {"index": "..., 0:2", **EVERY}
-OF_WHOLE = {"linear", "project", "expert_load"}
+OF_WHOLE = {"linear", "project", "expert_load", "sparse_autoencoder"}
 """Actions whose parameters have the size of the whole tensor, or that see scores of all experts."""
 
 
