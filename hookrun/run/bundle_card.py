@@ -39,7 +39,7 @@ with hookrun.hooked(model, hookrun.load_bundle("FOLDER")):
     output = model(inputs)
 ```
 
-Nothing in it runs code: `hooks.yaml` is data, and `model.json` has the hash of each tensor of `tensors.safetensors`.
+Nothing in it runs code: `hooks.yaml` is data, and `model.json` has the hash of each tensor.
 
 ## Where they come from
 

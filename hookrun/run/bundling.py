@@ -20,7 +20,9 @@ import yaml
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
-from hookrun.engine.actions.values import OutsideValue, PassValue, RunFaults, is_by_sample
+from hookrun.engine.actions.autoencoders import CONFIG as AUTOENCODER
+from hookrun.engine.actions.autoencoders import WEIGHTS, Autoencoder
+from hookrun.engine.actions.values import FolderValue, OutsideValue, PassValue, RunFaults, is_by_sample
 from hookrun.engine.hook_types import APPLY
 from hookrun.engine.keys import HOOKS_FROM
 from hookrun.engine.plan.outside import Source
@@ -36,13 +38,16 @@ from hookrun.run.experiment.model_task import ModelTask
 from hookrun.run.experiment.prepared import EXAMPLE_BATCH, as_call
 from hookrun.run.experiment.run_values import RunReferences, read_value
 from hookrun.run.tasks import parse_experiment, task_of
-from hookrun.store.bundles import CARD, HOOKS, PICTURE, TENSORS, VERSION, form_of, read_bundle
+from hookrun.store.bundles import CARD, HOOKS, PICTURE, TENSORS, VERSION, folder_files, form_of, read_bundle
 from hookrun.store.captures.tensor_file import open_tensors, read_tensor, write_tensors
 from hookrun.store.config.interpolations import resolved
 from hookrun.store.config.stored import read_yaml
 from hookrun.store.files import StoreError, new_file, os_errors, sync_folder, write_json
 from hookrun.store.format import CHECKPOINTS, CONFIG, MODEL, OVERRIDES, PLAN, STATUS
+from hookrun.store.manifest import hashed
+from hookrun.store.objective import preferred
 from hookrun.store.reader import Run, open_run
+from hookrun.store.scores import names
 from hookrun.store.verify import verify
 
 
@@ -54,6 +59,7 @@ class Bundling:
     left_out: hook -> why it does not
     hooks:    name -> hook as in hooks.yaml
     tensors:  key -> tensor, as in tensors.safetensors
+    folders:  name -> the autoencoder in a folder of this name
     """
 
     run: Run
@@ -61,6 +67,7 @@ class Bundling:
     left_out: dict[str, str] = field(default_factory=dict)
     hooks: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)
+    folders: dict[str, Autoencoder] = field(default_factory=dict)
 
     def keep(self, name: str, values: Mapping[str, object]) -> dict[str, Any]:
         """Keep a value, path of a module -> tensor; returns what names it in hooks.yaml."""
@@ -119,8 +126,8 @@ def _opened(path: Path) -> Run:
     try:
         run = open_run(path)
     except StoreError as error:
-        names = [each.parent.name for each in path.parent.glob(f"*/{STATUS}")]
-        problem = misnamed("RUN", str(error), path.name, names)
+        near = [each.parent.name for each in path.parent.glob(f"*/{STATUS}")]
+        problem = misnamed("RUN", str(error), path.name, near)
         if problem.fix is not None:
             problem = replace(problem, fix=replace(problem.fix, value=str(path.with_name(problem.fix.value))))
         raise SpecError([problem]) from error
@@ -162,7 +169,7 @@ def _of_run(run: Run) -> Bundling:
     made.plan = replace(made.plan, hooks=hooks)
     for hook in hooks:
         body = {"enabled": True} | copy.deepcopy(config["hooks"][hook.spec.name])
-        body["select"] = _selectors(hook, body["select"])
+        body["select"] = _selectors(hook)
         learned = None
         for name in hook.added:
             learned = made.learned(hook, name)
@@ -174,6 +181,10 @@ def _of_run(run: Run) -> Bundling:
                 kept = {name: body[key][name] for name in ("factor", "at") if name in body[key]}
                 values = _value(hook, key, runs, factor=1.0)
                 body[key] = made.keep(f"{hook.spec.name}.{key}", values) | kept
+            elif isinstance(value, FolderValue):
+                folder = f"{hook.spec.name}.{key}"
+                (made.folders[folder],) = set(hook.values[key].values())
+                body[key] = {"folder": folder}
         made.hooks[hook.spec.name] = body
     return made
 
@@ -195,10 +206,8 @@ def _left_out(specs: Sequence[HookSpec], *, trained: bool) -> dict[str, str]:
     return reasons
 
 
-def _selectors(hook: PlannedHook, written: Any) -> Any:
-    """Exactly the modules or parameters that the hook had; those of another hook are named by it."""
-    if str(written).startswith("hook:"):
-        return written
+def _selectors(hook: PlannedHook) -> str | list[str]:
+    """Exactly the modules or parameters that the hook had."""
     paths = list[str]()
     for match in hook.matches:
         parameters = [f"{match.path}.{name}".lstrip(".") for name in match.matched_parameters]
@@ -234,10 +243,10 @@ def _planned(run: Run, specs: list[HookSpec], runs: RunReferences) -> ResolvedPl
 
 def _match(target: Mapping[str, Any]) -> Match:
     """A module or parameter as plan.json has it, without its size."""
-    names = tuple(target.get("names", ()))
+    paths = tuple(target.get("names", ()))
     own = tuple(target.get("own", ()))
     return Match(
-        target["path"], names, target.get("class") or "", 0, target.get("shape"), matched_parameters=own
+        target["path"], paths, target.get("class") or "", 0, target.get("shape"), matched_parameters=own
     )
 
 
@@ -264,6 +273,7 @@ def _value(hook: PlannedHook, key: str, runs: RunReferences, **changes: Any) -> 
 
 def _write(made: Bundling, folder: Path) -> None:
     run = made.run
+    files = _write_values(made, folder)
     sites = dict[str, Any]()
     for hook in made.plan.hooks:
         sites[hook.spec.name] = [
@@ -276,13 +286,13 @@ def _write(made: Bundling, folder: Path) -> None:
         "hooks": sites,
         "modules": run.model.get("modules", []),
         "tensors": {name: form_of(tensor, hashed=True) for name, tensor in made.tensors.items()},
+        "files": files,
         "call": _call(run),
     }
-    with new_file(folder / TENSORS) as file:
-        write_tensors(file, made.tensors)
     texts = {HOOKS: yaml.safe_dump({"hooks": made.hooks}, sort_keys=False, allow_unicode=True)}
+    metric = preferred(names(run.metrics)) or ""
     with suppress(HookrunError):
-        texts[PICTURE] = run.plot("accuracy")._repr_svg_()
+        texts[PICTURE] = run.plot(metric.rpartition("/")[2])._repr_svg_()
     typed = read_yaml(run.path / OVERRIDES, run.path) or []
     command = f"python -m hookrun {shlex.join(map(str, typed))}"
     texts[CARD] = card_text(run, text(made.plan), made.left_out, command, has_picture=PICTURE in texts)
@@ -291,6 +301,21 @@ def _write(made: Bundling, folder: Path) -> None:
             file.write(content.encode("utf-8", "backslashreplace"))
     write_json(folder / MODEL, record)
     read_bundle(folder, "OUT", whole=True)  # what a reader would refuse is not written
+
+
+def _write_values(made: Bundling, folder: Path) -> dict[str, str]:
+    """Write the tensors and the autoencoders; returns the hash of each file of these."""
+    with new_file(folder / TENSORS) as file:
+        write_tensors(file, made.tensors)
+    hashes = dict[str, str]()
+    for name, autoencoder in made.folders.items():
+        (folder / name).mkdir()
+        write_json(folder / name / AUTOENCODER, autoencoder.config.model_dump(exclude_unset=True))
+        with new_file(folder / name / WEIGHTS) as file:
+            write_tensors(file, autoencoder.tensors)
+        for each in folder_files(name):
+            hashes[each] = hashed(folder / each)[1]
+    return hashes
 
 
 def _call(run: Run) -> dict[str, Any] | None:
