@@ -193,7 +193,7 @@ def with_bundle(config: Mapping[str, Any], seed: int = 0) -> Spec:
 
 def _read(folder: Path) -> Bundle:
     if "${" in str(folder):
-        raise StoreError("the folder has `${`, an interpolation in a configuration, in its name")
+        raise StoreError("the path has an interpolation, `${`: write it out")
     record = typed_record(folder / MODEL, BundleRecord)
     content = read_yaml(folder / HOOKS, folder)
     if not isinstance(content, dict) or content.keys() != {"hooks"}:
