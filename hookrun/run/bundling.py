@@ -134,6 +134,7 @@ def write_bundle(path: Path, out: Path) -> Bundling:
     if os.path.lexists(out) and (out.is_symlink() or not out.is_dir() or any(out.iterdir())):
         raise spec_error("OUT", f"{out} is there already, and is not an empty folder", "give another folder")
     aside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    shutil.rmtree(aside, ignore_errors=True)  # of a process of this number that was killed
     try:
         with os_errors(f"cannot write {out}"):
             aside.mkdir(parents=True)
@@ -227,12 +228,15 @@ def _planned(run: Run, specs: list[HookSpec], runs: RunReferences) -> ResolvedPl
         planned = PlannedHook(spec, tuple(map(_match, hook.get("targets", []))))
         values = {key: _value(planned, key, runs) for key in spec.action.outside_values()}
         hooks.append(replace(planned, values=values))
-    with refused_at(
-        "RUN", kinds=(AttributeError, KeyError, TypeError), what=f"{run.path / PLAN} is not a whole plan: "
-    ):
-        code = {where: Code(*each.values()) for where, each in plan.get("code", {}).items()}
-        origin = BundleOrigin("", plan["bundle"]["sha256"], "", {}) if "bundle" in plan else None
-        again = ResolvedPlan(plan["model"], tuple(hooks), plan["seed"], code=code, bundle=origin)
+    broken = f"{run.path / PLAN} is not a whole plan: "
+    code = dict[str, Code]()
+    bundle = None
+    with refused_at("RUN", kinds=(AttributeError, KeyError, TypeError), what=broken):
+        for where, each in plan.get("code", {}).items():
+            code[where] = Code(each["function"], each["sha256"], each["hashed"])
+        if "bundle" in plan:
+            bundle = BundleOrigin("", plan["bundle"]["sha256"], "", {})
+        again = ResolvedPlan(plan["model"], tuple(hooks), plan["seed"], code=code, bundle=bundle)
     if again.hash != plan.get("hash"):
         what = "files or runs from which its hooks take values have changed since"
         raise spec_error("RUN", f"{run.path}: {what}", "make the run again")
@@ -270,23 +274,17 @@ def _value(hook: PlannedHook, key: str, runs: RunReferences, **changes: Any) -> 
 
 
 def _write(made: Bundling, folder: Path) -> None:
-    run = made.run
     files = _write_values(made, folder)
-    sites = dict[str, Any]()
-    for hook in made.plan.hooks:
-        sites[hook.spec.name] = [
-            {"path": each.path, "class": each.type, "shape": each.shape} for each in hook.matches
-        ]
-    record = {
-        "version": VERSION,
-        "class": made.plan.model,
-        "seed": made.plan.seed,
-        "hooks": sites,
-        "modules": run.model.get("modules", []),
-        "tensors": {name: form_of(tensor, hashed=True) for name, tensor in made.tensors.items()},
-        "files": files,
-        "call": _call(run),
-    }
+    for name, content in _texts(made).items():
+        with new_file(folder / name) as file:
+            file.write(content.encode("utf-8", "backslashreplace"))
+    write_json(folder / MODEL, _record(made, files))
+    read_bundle(folder, "OUT", whole=True)  # what a reader would refuse is not written
+
+
+def _texts(made: Bundling) -> dict[str, str]:
+    """Name of a file -> its text: the hooks, the card and its picture."""
+    run = made.run
     texts = {HOOKS: yaml.safe_dump({"hooks": made.hooks}, sort_keys=False, allow_unicode=True)}
     metric = preferred(names(run.metrics)) or ""
     with suppress(HookrunError):
@@ -294,11 +292,26 @@ def _write(made: Bundling, folder: Path) -> None:
     typed = read_yaml(run.path / OVERRIDES, run.path) or []
     command = f"python -m hookrun {shlex.join(map(str, typed))}"
     texts[CARD] = card_text(run, text(made.plan), made.left_out, command, has_picture=PICTURE in texts)
-    for name, content in texts.items():
-        with new_file(folder / name) as file:
-            file.write(content.encode("utf-8", "backslashreplace"))
-    write_json(folder / MODEL, record)
-    read_bundle(folder, "OUT", whole=True)  # what a reader would refuse is not written
+    return texts
+
+
+def _record(made: Bundling, files: Mapping[str, str]) -> dict[str, Any]:
+    """model.json; files: the hash of each file in a folder."""
+    sites = dict[str, Any]()
+    for hook in made.plan.hooks:
+        sites[hook.spec.name] = [
+            {"path": each.path, "class": each.type, "shape": each.shape} for each in hook.matches
+        ]
+    return {
+        "version": VERSION,
+        "class": made.plan.model,
+        "seed": made.plan.seed,
+        "hooks": sites,
+        "modules": made.run.model.get("modules", []),
+        "tensors": {name: form_of(tensor, hashed=True) for name, tensor in made.tensors.items()},
+        "files": files,
+        "call": _call(made.run),
+    }
 
 
 def _write_values(made: Bundling, folder: Path) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""A bundle: the hooks of a run, and every tensor that they need, in a folder that can be handed on.
+"""A bundle: the hooks of a run, and every tensor and autoencoder that they need, in a folder that can be handed on.
 
 It is read as a stranger's: by the readers with limits, without following links. Nothing in it runs code, and no path in
 it leads out of its folder.
@@ -140,19 +140,14 @@ class Bundle:
 
         path = self.folder / TENSORS
         with open_tensors(path) as file:
-            names = set(file.keys())
+            differing = sorted(self.record.tensors.keys() ^ file.keys())
+            if differing:
+                names = listed(map(printable, differing))
+                raise StoreError(f"{path} does not have the tensors of {MODEL}: they differ in {names}")
             for name, record in self.record.tensors.items():
-                if name not in names:
-                    raise StoreError(f"{path} lacks the tensor {shortened(name)!r}, which {MODEL} names")
                 if tensor_digest(read_tensor(file, name)) != record.sha256:
-                    raise StoreError(
-                        f"{path}: the tensor {shortened(name)!r} was changed: it is not that of {MODEL}"
-                    )
-            strange = sorted(names - self.record.tensors.keys())
-            if strange:
-                raise StoreError(
-                    f"{path} has tensors that {MODEL} does not name: {listed(map(printable, strange))}"
-                )
+                    what = f"the tensor {shortened(name)!r} was changed: it is not that of {MODEL}"
+                    raise StoreError(f"{path}: {what}")
         for name, sha256 in self.record.files.items():
             if hashed(self.folder / name, self.folder)[1] != sha256:
                 raise StoreError(f"{self.folder / shortened(name)} was changed: it is not that of {MODEL}")
@@ -210,23 +205,29 @@ def _read(folder: Path) -> Bundle:
     except SpecError as error:
         problems = [problem.moved(f"{folder / HOOKS}: {problem.where}") for problem in error.errors]
         raise SpecError(problems, error.notes) from error
-    for hook in spec.hooks:
-        for key, value in hook.action.outside_values().items():
-            if isinstance(value, FileValue):
-                content["hooks"][hook.name][key]["file"] = str(folder / TENSORS)
-            elif isinstance(value, FolderValue):
-                content["hooks"][hook.name][key]["folder"] = str(folder / value.folder)
     if not spec.hooks:
         raise StoreError(f"{folder / HOOKS} has no hooks")
+    _place_values(content["hooks"], spec, folder)
     origin = BundleOrigin(
         path=str(folder),
         sha256=_digest(folder),
-        model=record.type or "",
+        model=shortened(record.type or ""),
         sites={hook.name: _sites_text(record.hooks.get(hook.name, [])) for hook in spec.hooks},
         call=None if record.call is None else record.call.model_dump(),
     )
     placed = parse_spec(content, record.seed)
     return Bundle(folder, content["hooks"], Spec(placed.hooks, record.seed, origin), record)
+
+
+def _place_values(hooks: dict[str, Any], spec: Spec, folder: Path) -> None:
+    """Write where the files of the bundle are into the values of its hooks."""
+    for hook in spec.hooks:
+        body = hooks[hook.name]
+        for key, value in hook.action.outside_values().items():
+            if isinstance(value, FileValue):
+                body[key]["file"] = str(folder / TENSORS)
+            elif isinstance(value, FolderValue):
+                body[key]["folder"] = str(folder / value.folder)
 
 
 def _leading_out(hook: HookSpec, record: BundleRecord) -> Iterator[Problem]:
