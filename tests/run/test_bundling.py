@@ -322,6 +322,10 @@ def test_a_run_is_resumed_with_the_same_bundle_only(
     assert command([f"resume={path}"]) == 2
     assert "plan.bundle.sha256" in capsys.readouterr().err
     (bundle / "hooks.yaml").write_text(hooks)
+    moved = bundle.rename(bundle.with_name("moved"))
+    assert command([f"resume={path}"]) == 2
+    assert "cannot read bundle/model.json" in capsys.readouterr().err
+    moved.rename(bundle)
     assert command([f"resume={path}"]) == 0
     assert [hook["name"] for hook in hookrun.open_run(path).plan["hooks"]] == ["ablate"]
 
