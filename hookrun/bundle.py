@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
+from os.path import expanduser
 from pathlib import Path
 
 from hookrun.command.json_output import Parser, answered
@@ -25,13 +26,13 @@ def _main(typed: list[str], outcome: Outcome) -> int:
     parser.add_argument("run", type=Path, metavar="RUN", help="the directory of a run that is done")
     parser.add_argument("out", type=Path, metavar="OUT", help="a new or empty folder")
     arguments = parser.parse_args(typed)
-    out = arguments.out.expanduser()
+    out = Path(expanduser(arguments.out))
     with words():
         from hookrun.command.compose.written import override
         from hookrun.run.bundling import write_bundle
 
         try:
-            made = write_bundle(arguments.run.expanduser(), out)
+            made = write_bundle(Path(expanduser(arguments.run)), out)
         except HookrunError as error:
             outcome.tell(error)
             return exit_code(error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 from collections import OrderedDict
 from collections.abc import Callable
@@ -402,6 +403,9 @@ def test_the_command_says_what_it_wrote(copied: Path, capsys: pytest.CaptureFixt
     said = json.loads(capsys.readouterr().out)
     assert said["answer"]["hooks"] == ["ablate"]
     assert said["answer"]["bytes"] == sum(x.nbytes for x in load_file("out/tensors.safetensors").values())
+    assert main([copied.name, "my out,2"]) == 0
+    *_, applied = shlex.split(capsys.readouterr().out)
+    assert planned(capsys, "model=cnn", applied)["ok"]
     assert main([copied.name, "out"]) == 2
     assert "is not an empty folder" in capsys.readouterr().err
     assert main(["copid", "out2", "--json"]) == 2
