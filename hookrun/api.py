@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from os.path import abspath, expanduser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,7 +75,7 @@ def load_bundle(path: str | Path) -> Spec:
 
     Raises SpecError if it is not a bundle, or if a file of it was changed.
     """
-    return read_bundle(Path(path).absolute(), whole=True).spec
+    return read_bundle(abspath(expanduser(path)), whole=True).spec
 
 
 def compile(
@@ -104,13 +105,16 @@ def compile(
 
 
 def _call_of(bundle: BundleOrigin, model: Module) -> Example | None:
-    """A call of the model that the bundle was made for, with ones on the model's device; None if it is not known."""
+    """A call of the model that the bundle was made for, in this model's dtype, with ones; None if it is not known."""
     if bundle.call is None:
         return None
-    device = next((parameter.device for parameter in model.parameters()), None)
+    parameter = next(filter(torch.is_floating_point, model.parameters()), None)
 
     def ones(form: Mapping[str, Any]) -> torch.Tensor:
-        return torch.ones(form["shape"], dtype=getattr(torch, form["dtype"]), device=device)
+        tensor = torch.ones(form["shape"], dtype=getattr(torch, form["dtype"]))
+        if parameter is None:
+            return tensor
+        return tensor.to(parameter if tensor.is_floating_point() else parameter.device)
 
     kwargs = {name: ones(form) for name, form in bundle.call["kwargs"].items()}
     return list(map(ones, bundle.call["args"])), kwargs

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
+from os.path import expanduser
 from pathlib import Path
 
 from hookrun.command.json_output import Parser, answered
 from hookrun.command.outcome import Outcome
 from hookrun.command.sweeps.exit_codes import exit_code
+from hookrun.engine.keys import HOOKS_FROM
 from hookrun.errors import HookrunError, counted, printable
 from hookrun.terminal import words
 
@@ -23,29 +26,32 @@ def _main(typed: list[str], outcome: Outcome) -> int:
     parser.add_argument("run", type=Path, metavar="RUN", help="the directory of a run that is done")
     parser.add_argument("out", type=Path, metavar="OUT", help="a new or empty folder")
     arguments = parser.parse_args(typed)
-    out = arguments.out.expanduser()
+    out = Path(expanduser(arguments.out))
     with words():
+        from hookrun.command.compose.written import override
         from hookrun.run.bundling import write_bundle
 
         try:
-            made = write_bundle(arguments.run.expanduser(), out)
+            made = write_bundle(Path(expanduser(arguments.run)), out)
         except HookrunError as error:
             outcome.tell(error)
             return exit_code(error)
         for name, why in made.left_out.items():
             print(printable(f"{name} is left out: {why}"))
-        size = sum(tensor.nbytes for tensor in made.tensors.values())
-        inside = (
-            f"{counted(len(made.hooks), 'hook')}, {counted(len(made.tensors), 'tensor')} of {size:,} bytes"
-        )
+        tensors = list(made.tensors.values())
+        for autoencoder in made.folders.values():
+            tensors += autoencoder.tensors.values()
+        size = sum(tensor.nbytes for tensor in tensors)
+        inside = f"{counted(len(made.hooks), 'hook')}, {counted(len(tensors), 'tensor')} of {size:,} bytes"
         print(printable(f"{out}: {inside}"))
-        print(printable(f"apply it: python -m hookrun hooks_from={out}"))
+        applied = shlex.quote(override(HOOKS_FROM, str(out)))
+        print(printable(f"apply it: python -m hookrun {applied}"))
         outcome.told["answer"] = {
             "what": "bundle",
             "bundle": str(out),
             "hooks": list(made.hooks),
             "left_out": made.left_out,
-            "tensors": len(made.tensors),
+            "tensors": len(tensors),
             "bytes": size,
         }
     return 0

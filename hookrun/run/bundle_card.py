@@ -39,7 +39,7 @@ with hookrun.hooked(model, hookrun.load_bundle("FOLDER")):
     output = model(inputs)
 ```
 
-Nothing in it runs code: `hooks.yaml` is data, and `model.json` has the hash of each tensor of `tensors.safetensors`.
+Nothing in it runs code: `hooks.yaml` is data, and `model.json` has the hash of each tensor.
 
 ## Where they come from
 
@@ -63,13 +63,12 @@ def card_text(run: Run, plan: str, left_out: Mapping[str, str], command: str, *,
     rows = ["| metric | value |", "|---|---|"]
     for name, value in last_metrics(run.metrics).items():
         rows.append(f"| {escaped(name)} | {value:.6g} |")
+    missing = [f"Left out: {escaped(name)}, because {escaped(why)}." for name, why in left_out.items()]
     return _CARD.format(
         model=escaped(run.plan.get("model")),
         note=escaped(run.config.get("note") or ""),
         plan=_block(plan),
-        left_out="\n".join(
-            f"Left out: {escaped(name)}, because {escaped(why)}." for name, why in left_out.items()
-        ),
+        left_out="\n".join(missing),
         command=_block(command),
         version=__version__,
         torch=escaped(run.env.get("torch")),

@@ -1,4 +1,4 @@
-"""A bundle: the hooks of a run, and every tensor that they need, in a folder that can be handed on.
+"""A bundle: the hooks of a run, and every tensor and autoencoder that they need, in a folder that can be handed on.
 
 It is read as a stranger's: by the readers with limits, without following links. Nothing in it runs code, and no path in
 it leads out of its folder.
@@ -11,20 +11,35 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from os import PathLike
+from os.path import expanduser
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import StringConstraints, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
-from hookrun.engine.actions.values import FileValue, RunFaults, RunValue
-from hookrun.engine.keys import HOOKS_FROM, nested
+from hookrun.engine.actions.autoencoders import CONFIG, WEIGHTS
+from hookrun.engine.actions.values import FileValue, FolderValue, RunFaults, RunValue
+from hookrun.engine.keys import HOOKS_FROM
 from hookrun.engine.spec import HookSpec, Spec, parse_spec
 from hookrun.engine.spec.hook import BundleOrigin
-from hookrun.errors import Problem, SpecError, listed, misnamed, printable, refuse, refused_at, shortened
+from hookrun.errors import (
+    Problem,
+    SpecError,
+    listed,
+    misnamed,
+    printable,
+    refuse,
+    refused_at,
+    shortened,
+    shown,
+    spec_error,
+)
 from hookrun.store.config.stored import MOST_YAML, read_yaml
 from hookrun.store.files import MOST_JSON, StoreError, read_inside
 from hookrun.store.format import MODEL, STORED_DTYPES
+from hookrun.store.manifest import hashed
 from hookrun.store.records import (
+    MOST_NAME,
     Count,
     Listing,
     ModelRecord,
@@ -49,6 +64,9 @@ MOST_CALLED = 2**26
 """The most elements of a call of the model, which a trial run may have to make."""
 
 _MOST_SITES = 3
+
+_InFolder = Annotated[str, StringConstraints(pattern=r"^\w[\w.-]*/\w[\w.-]*$", max_length=MOST_NAME)]
+"""The name of a file in a folder of the bundle: FOLDER/FILE."""
 
 
 class FormRecord(Record):
@@ -82,6 +100,7 @@ class BundleRecord(ModelRecord):
     """model.json: what the hooks fit, and the tensors that they need.
 
     hooks: hook -> the modules or parameters where it was
+    files: those of the folders that hooks name, with their hashes
     call:  of the run's model; None: the run did not say how its model is called
     """
 
@@ -89,6 +108,7 @@ class BundleRecord(ModelRecord):
     seed: Whole
     hooks: dict[Name, Listing[PlannedMatch]]
     tensors: dict[Name, TensorRecord]
+    files: dict[_InFolder, Sha256] = Field(default_factory=dict)
     call: CallRecord | None = None
 
 
@@ -113,26 +133,24 @@ class Bundle:
             Problem(f"hooks.{name}", what, "give yours another name") for name in names if name in self.hooks
         )
 
-    def require_tensors(self) -> None:
-        """Read every tensor. StoreError unless the file has those of model.json, unchanged, and no others."""
+    def require_content(self) -> None:
+        """Read every tensor and file. StoreError unless they are those of model.json, unchanged, and no others."""
         from hookrun.engine.trust.callables import tensor_digest
         from hookrun.store.captures.tensor_file import open_tensors, read_tensor
 
         path = self.folder / TENSORS
         with open_tensors(path) as file:
-            names = set(file.keys())
+            differing = sorted(self.record.tensors.keys() ^ file.keys())
+            if differing:
+                names = listed(map(printable, differing))
+                raise StoreError(f"{path} does not have the tensors of {MODEL}: they differ in {names}")
             for name, record in self.record.tensors.items():
-                if name not in names:
-                    raise StoreError(f"{path} lacks the tensor {shortened(name)!r}, which {MODEL} names")
                 if tensor_digest(read_tensor(file, name)) != record.sha256:
-                    raise StoreError(
-                        f"{path}: the tensor {shortened(name)!r} was changed: it is not that of {MODEL}"
-                    )
-            strange = sorted(names - self.record.tensors.keys())
-            if strange:
-                raise StoreError(
-                    f"{path} has tensors that {MODEL} does not name: {listed(map(printable, strange))}"
-                )
+                    what = f"the tensor {shortened(name)!r} was changed: it is not that of {MODEL}"
+                    raise StoreError(f"{path}: {what}")
+        for name, sha256 in self.record.files.items():
+            if hashed(self.folder / name, self.folder)[1] != sha256:
+                raise StoreError(f"{self.folder / shortened(name)} was changed: it is not that of {MODEL}")
 
 
 def read_bundle(named: str | PathLike[str], where: str = "", *, whole: bool = False) -> Bundle:
@@ -143,21 +161,23 @@ def read_bundle(named: str | PathLike[str], where: str = "", *, whole: bool = Fa
 
     Raises SpecError that lists what is wrong in its hooks, or says what is wrong with its files.
     """
-    folder = Path(named).expanduser()
+    folder = Path(expanduser(named))
     with refused_at(
         where or str(folder), "a bundle is a folder that `python -m hookrun.bundle RUN OUT` wrote"
     ):
         bundle = _read(folder)
         if whole:
-            bundle.require_tensors()
+            bundle.require_content()
         return bundle
 
 
 def with_bundle(config: Mapping[str, Any], seed: int = 0) -> Spec:
     """The hooks of a mapping as `parse_spec` reads it, behind those of the bundle that its key `hooks_from` names."""
     named = config.get(HOOKS_FROM) if isinstance(config, Mapping) else None
-    if not isinstance(named, str | Path):
+    if named is None:
         return parse_spec(config, seed)
+    if not isinstance(named, str | Path):
+        raise spec_error(HOOKS_FROM, f"found {shown(named)}, expected the folder of one bundle")
     bundle = read_bundle(named, HOOKS_FROM, whole=True)
     hooks = config.get("hooks") or {}
     if isinstance(hooks, Mapping):
@@ -168,7 +188,7 @@ def with_bundle(config: Mapping[str, Any], seed: int = 0) -> Spec:
 
 def _read(folder: Path) -> Bundle:
     if "${" in str(folder):
-        raise StoreError("the folder has `${`, an interpolation in a configuration, in its name")
+        raise StoreError("the path has an interpolation, `${`: write it out")
     record = typed_record(folder / MODEL, BundleRecord)
     content = read_yaml(folder / HOOKS, folder)
     if not isinstance(content, dict) or content.keys() != {"hooks"}:
@@ -182,24 +202,32 @@ def _read(folder: Path) -> Bundle:
     try:
         spec = parse_spec(content, record.seed)
         refuse(problem for hook in spec.hooks for problem in _leading_out(hook, record))
-        folders = [place for place, _ in nested(content) if place.endswith(".folder")]
-        refuse(Problem(place, "names a folder, and a bundle refers to nothing outside") for place in folders)
     except SpecError as error:
         problems = [problem.moved(f"{folder / HOOKS}: {problem.where}") for problem in error.errors]
         raise SpecError(problems, error.notes) from error
-    for hook in spec.hooks:
-        for key, value in hook.action.outside_values().items():
-            if isinstance(value, FileValue):
-                content["hooks"][hook.name][key]["file"] = str(folder / TENSORS)
+    if not spec.hooks:
+        raise StoreError(f"{folder / HOOKS} has no hooks")
+    _place_values(content["hooks"], spec, folder)
     origin = BundleOrigin(
         path=str(folder),
         sha256=_digest(folder),
-        model=record.type or "",
+        model=shortened(record.type or ""),
         sites={hook.name: _sites_text(record.hooks.get(hook.name, [])) for hook in spec.hooks},
         call=None if record.call is None else record.call.model_dump(),
     )
     placed = parse_spec(content, record.seed)
     return Bundle(folder, content["hooks"], Spec(placed.hooks, record.seed, origin), record)
+
+
+def _place_values(hooks: dict[str, Any], spec: Spec, folder: Path) -> None:
+    """Write where the files of the bundle are into the values of its hooks."""
+    for hook in spec.hooks:
+        body = hooks[hook.name]
+        for key, value in hook.action.outside_values().items():
+            if isinstance(value, FileValue):
+                body[key]["file"] = str(folder / TENSORS)
+            elif isinstance(value, FolderValue):
+                body[key]["folder"] = str(folder / value.folder)
 
 
 def _leading_out(hook: HookSpec, record: BundleRecord) -> Iterator[Problem]:
@@ -218,6 +246,15 @@ def _leading_out(hook: HookSpec, record: BundleRecord) -> Iterator[Problem]:
         elif isinstance(value, FileValue) and not value.is_by_module and value.key not in record.tensors:
             what = f"found the key {shortened(str(value.key))!r}, which is not a tensor of {MODEL}"
             yield misnamed(where, what, str(value.key), record.tensors)
+        elif isinstance(value, FolderValue) and not folder_files(value.folder) <= record.files.keys():
+            yield Problem(
+                where, f"names the folder {shortened(value.folder)!r}, which {MODEL} does not", hint
+            )
+
+
+def folder_files(name: str) -> set[str]:
+    """The files of a folder of the bundle that a hook names."""
+    return {f"{name}/{CONFIG}", f"{name}/{WEIGHTS}"}
 
 
 def _sites_text(sites: list[PlannedMatch]) -> str:

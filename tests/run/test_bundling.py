@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 from collections import OrderedDict
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
+from saved_autoencoders import KEPT, WIDTH, saved
 from torch import nn
 
 import hookrun
@@ -70,6 +72,13 @@ def under(bundle: Path, model: nn.Module) -> torch.Tensor:
         output = model(inputs())
     assert isinstance(output, torch.Tensor)
     return output
+
+
+def write_experiment(folder: Path, hooks: dict[str, Any], **keys: Any) -> None:
+    """An experiment `mine` in a config folder."""
+    (folder / "experiment").mkdir()
+    text = yaml.safe_dump({"hooks": hooks, **keys}, sort_keys=False)
+    (folder / "experiment" / "mine.yaml").write_text(f"# @package _global_\n{text}")
 
 
 @pytest.fixture(scope="module")
@@ -160,6 +169,30 @@ def test_tensors_keep_dtype_and_shape(tmp_path: Path, executed: Any) -> None:
     assert torch.equal(again.predictions[:], run.predictions[:])
 
 
+def test_an_autoencoder_goes_along(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, WIDTH), nn.Linear(WIDTH, 2))
+    with_sae = {"weights": {"folder": str(saved(tmp_path / "sae", architecture="topk", k=KEPT))}}
+    hooks = {
+        "sae": {"select": "0", "hook": "forward", "action": "sparse_autoencoder", **with_sae},
+        "half": {"select": "hook:sae.features", "hook": "forward", "action": "scale", "factor": 0.5},
+    }
+    write_experiment(tmp_path, hooks)
+    options = {"config_dir": tmp_path, "run_dir": tmp_path / "run", "quiet": True}
+    run = hookrun.run("mine", ["task=predict"], model=model, data=[torch.ones(4)], **options)
+    write_bundle(run.path, tmp_path / "b")
+    with hookrun.hooked(model, {"hooks": hooks}), torch.no_grad():
+        expected = model(torch.ones(3, 4))
+    shutil.rmtree(tmp_path / "sae")
+    shutil.rmtree(run.path)
+    moved = (tmp_path / "b").rename(tmp_path / "moved")
+    with hookrun.hooked(model, hookrun.load_bundle(moved)), torch.no_grad():
+        assert torch.equal(model(torch.ones(3, 4)), expected)
+    config = moved / "sae.weights" / "cfg.json"
+    config.write_text(config.read_text().replace('"k": 5', '"k": 4'))
+    with pytest.raises(SpecError, match=r"sae.weights/cfg\.json was changed"):
+        hookrun.load_bundle(moved)
+
+
 def test_a_capture_that_an_edit_reads_stays(executed: Any, tmp_path: Path) -> None:
     run = executed(
         *SEEN[:3],
@@ -191,6 +224,8 @@ class Net(nn.Module):
 def test_another_width_is_refused_with_both_shapes(bundle: Path) -> None:
     with pytest.raises(CompileError) as raised:
         hookrun.compile(hookrun.load_bundle(bundle), Net(width=64))
+    with pytest.raises(CompileError, match=r"\[128, 4, 4\]"):
+        hookrun.compile(hookrun.load_bundle(bundle), Net(width=64).double())
     (problem,) = raised.value.errors
     assert "[128, 4, 4]" in problem.what
     assert "[2, 64, 4, 4]" in problem.what
@@ -235,6 +270,8 @@ def test_equal_names_are_refused(bundle: Path, capsys: pytest.CaptureFixture[str
     hook = "{select: fc, hook: forward, action: scale, factor: 2}"
     (mistake,) = planned(capsys, f"hooks_from={bundle.name}", f"+hooks.ablate={hook}")["mistakes"]
     assert mistake["where"] == "hooks.ablate"
+    with pytest.raises(SpecError, match="expected the folder of one bundle"):
+        hookrun.load_spec({"hooks_from": ["a", "b"], "hooks": {}})
     with pytest.raises(SpecError, match=r"hooks\.ablate: the bundle .* has a hook of this name, too"):
         hookrun.load_spec({"hooks_from": str(bundle), "hooks": {"ablate": yaml.safe_load(hook)}})
     spec = hookrun.load_spec({"hooks_from": str(bundle), "hooks": {"more": yaml.safe_load(hook)}})
@@ -242,11 +279,9 @@ def test_equal_names_are_refused(bundle: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_a_file_may_name_a_bundle(bundle: Path, tmp_path: Path) -> None:
-    (tmp_path / "conf/experiment").mkdir(parents=True)
-    text = f"# @package _global_\nhooks_from: {bundle}\nvars: {{by: '${{seed}}'}}\n"
-    text += "hooks: {more: {select: fc, hook: forward, action: scale, factor: '${vars.by}'}}\n"
-    (tmp_path / "conf/experiment/mine.yaml").write_text(text)
-    spec = hookrun.load_spec(experiment="mine", config_dir=tmp_path / "conf", overrides=["seed=7"])
+    hooks = {"more": {"select": "fc", "hook": "forward", "action": "scale", "factor": "${vars.by}"}}
+    write_experiment(tmp_path, hooks, hooks_from=str(bundle), vars={"by": "${seed}"})
+    spec = hookrun.load_spec(experiment="mine", config_dir=tmp_path, overrides=["seed=7"])
     assert [each.name for each in spec.hooks] == ["ablate", "more"]
     assert spec.hooks[1].action.factor == 7  # type: ignore[attr-defined]
 
@@ -288,6 +323,10 @@ def test_a_run_is_resumed_with_the_same_bundle_only(
     assert command([f"resume={path}"]) == 2
     assert "plan.bundle.sha256" in capsys.readouterr().err
     (bundle / "hooks.yaml").write_text(hooks)
+    moved = bundle.rename(bundle.with_name("moved"))
+    assert command([f"resume={path}"]) == 2
+    assert "cannot read bundle/model.json" in capsys.readouterr().err
+    moved.rename(bundle)
     assert command([f"resume={path}"]) == 0
     assert [hook["name"] for hook in hookrun.open_run(path).plan["hooks"]] == ["ablate"]
 
@@ -364,11 +403,15 @@ def test_the_command_says_what_it_wrote(copied: Path, capsys: pytest.CaptureFixt
     said = json.loads(capsys.readouterr().out)
     assert said["answer"]["hooks"] == ["ablate"]
     assert said["answer"]["bytes"] == sum(x.nbytes for x in load_file("out/tensors.safetensors").values())
+    assert main([copied.name, "my out,2"]) == 0
+    *_, applied = shlex.split(capsys.readouterr().out)
+    assert planned(capsys, "model=cnn", applied)["ok"]
     assert main([copied.name, "out"]) == 2
     assert "is not an empty folder" in capsys.readouterr().err
     assert main(["copid", "out2", "--json"]) == 2
     (mistake,) = json.loads(capsys.readouterr().out)["mistakes"]
-    assert mistake["fix"] == {"key": "RUN", "value": "copied"}
+    assert mistake["where"] == "RUN"
+    assert "copied" in mistake["what"]
     with pytest.raises(SystemExit, match="0"):
         main(["--help"])
 

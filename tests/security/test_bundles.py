@@ -87,6 +87,7 @@ def test_the_bundle_itself_is_fine(bundle: Path) -> None:
         {"_target_": "os.system"},
         {"action": "python", "function": "x:y", "args": {"weights": {"folder": "/etc"}}, "value": None},
         {"value": {"_target_": "os.system"}},
+        {"action": "sparse_autoencoder", "weights": {"folder": "/etc"}, "value": None},
         {"action": "flip_bits", "faults": {"run": "outputs/latest"}, "value": None},
     ],
 )
@@ -156,6 +157,14 @@ def _twice(folder: Path) -> None:
     (folder / "hooks.yaml").write_text(text + text)
 
 
+def _no_hooks(folder: Path) -> None:
+    (folder / "hooks.yaml").write_text("hooks:\n")
+
+
+def _outside(folder: Path) -> None:
+    write_model(folder, files={"/etc/passwd": "0" * 64})
+
+
 def _more_keys(folder: Path) -> None:
     text = (folder / "hooks.yaml").read_text()
     (folder / "hooks.yaml").write_text(f"{text}trust: [os]\n")
@@ -189,8 +198,11 @@ FILES = ("hooks.yaml", "model.json", "tensors.safetensors")
     [
         *((change, "tensors.safetensors") for change in (_pickled, _other_values, _more_tensors)),
         *((change, "tensors.safetensors") for change in (_huge_header, _offsets_outside)),
-        *((change, "model.json") for change in (_sparse, _large_model, _nan, _large_call, _strange_dtype)),
-        *((change, "hooks.yaml") for change in (_alias_bomb, _twice, _more_keys)),
+        *(
+            (change, "model.json")
+            for change in (_sparse, _large_model, _nan, _large_call, _strange_dtype, _outside)
+        ),
+        *((change, "hooks.yaml") for change in (_alias_bomb, _twice, _more_keys, _no_hooks)),
         *((make(name), name) for name in FILES for make in (_linked, _pipe, _missing)),
     ],
 )

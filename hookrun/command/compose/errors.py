@@ -457,7 +457,7 @@ def lost_keys(cfg: DictConfig) -> list[Problem]:
 
 def experiment_file(cfg: DictConfig) -> str:
     """The file of the chosen experiment."""
-    name = f"experiment/{cfg.hydra.runtime.choices.experiment}.yaml"
+    name = f"experiment/{cfg.hydra.runtime.choices.get('experiment')}.yaml"  # a stored run has not chosen one
     folders = [Path(source.path) for source in cfg.hydra.runtime.config_sources if source.schema == "file"]
     return next((str(folder / name) for folder in folders if (folder / name).is_file()), name)
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 import copy
 import os
 import posixpath
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
 from importlib import resources
 from itertools import count
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
 from hydra._internal.config_repository import CachingConfigRepository, IConfigRepository
@@ -35,6 +35,9 @@ from hookrun.engine.keys import HOOKS_FROM, root_of
 from hookrun.errors import Problem, refuse, spec_error
 from hookrun.store.config.interpolations import guarded
 from hookrun.store.config.yaml_files import parsed, reading
+
+if TYPE_CHECKING:
+    from hookrun.store.bundles import Bundle
 
 MAX_LOADS = 1_000
 """The most configs that one composition may load; an ordinary composition loads about thirty."""
@@ -188,7 +191,6 @@ class Loader(ConfigLoaderImpl):
         self._output = output
         self._typed_groups = frozenset[str]()  # the groups of Hydra from which the command line chooses
         self._typed = list[Override]()
-        self._of_typed_bundle = list[str]()  # names of hooks
         self._shared = dict[tuple[str, ...], DictConfig]()  # of jobs of a sweep that choose the same configs
 
     def __getstate__(self) -> dict[str, Any]:
@@ -220,18 +222,13 @@ class Loader(ConfigLoaderImpl):
         with guarded():  # a launcher calls it in another process
             parsed, repo = self._parse_overrides_and_create_caching_repo(name, common + sweep_overrides)
             own = [each for each in parsed if not each.is_hydra_override()]
-            keys = [each for each in own if not is_choice(each, repo)]
+            keys = [each for each in own if not is_choice(each, repo) and each.key_or_group != HOOKS_FROM]
             shared = tuple(str(each.input_line) for each in parsed if each not in keys)
             if shared not in self._shared:
                 if len(self._shared) >= MOST_SHARED:
                     self._shared.clear()
-                self.adds_bundle = False
-                try:
-                    self._shared[shared] = super()._load_configuration_impl(name, list(shared), RunMode.RUN)
-                finally:
-                    self.adds_bundle = True
+                self._shared[shared] = super()._load_configuration_impl(name, list(shared), RunMode.RUN)
             cfg = copy.deepcopy(self._shared[shared])
-            self._add_bundle(cfg, keys)
             self._apply_overrides_to_config(keys, cfg)
             cfg.hydra.overrides.task = [each.input_line for each in own]
             cfg.hydra.job.override_dirname = get_overrides_dirname(
@@ -250,7 +247,14 @@ class Loader(ConfigLoaderImpl):
 
     def _finish(self, cfg: DictConfig, overrides: list[Override]) -> None:
         """What hookrun adds to a configuration that Hydra has composed."""
-        _switch_hooks_off(cfg, overrides, self._of_typed_bundle)
+        added = _added_hooks(overrides)
+        typed = set(map(root_of, added))
+        bundle = self._bundle(cfg, overrides)
+        if bundle is not None:
+            bundle.refuse_names(added)
+            if _naming_bundles(overrides):
+                typed |= bundle.hooks.keys()
+        _switch_hooks_off(cfg, overrides, typed)
         if cfg.hydra.job.env_copy:
             raise spec_error(
                 "hydra.job.env_copy",
@@ -279,7 +283,7 @@ class Loader(ConfigLoaderImpl):
     ) -> tuple[list[Override], CachingConfigRepository]:
         parsed, repo = super()._parse_overrides_and_create_caching_repo(config_name, overrides)
         typed = {override.key_or_group for override in parsed}
-        self._typed = [override for override in parsed if not is_choice(override, repo)]
+        self._typed = parsed
         self._typed_groups = frozenset(group for group in typed if group.startswith("hydra/"))
         loads = count(1)
         load = repo.load_config
@@ -301,39 +305,26 @@ class Loader(ConfigLoaderImpl):
         for section in ("model", "data"):  # the arguments of a factory of one's own may have any names
             if OmegaConf.select(cfg, f"{section}.name") == "python":
                 OmegaConf.set_struct(cfg[section].get("args"), False)
-        if self.adds_bundle:
-            self._add_bundle(cfg, self._typed)
+        bundle = self._bundle(cfg, self._typed)
+        with open_dict(cfg):
+            if _naming_bundles(self._typed):
+                cfg.setdefault(HOOKS_FROM, None)  # typed, it needs no `+`
+            if bundle is not None:
+                hooks = cfg.get("hooks") or {}
+                bundle.refuse_names(hooks)
+                cfg.hooks = OmegaConf.merge(bundle.hooks, hooks)
         return cfg
 
-    def _add_bundle(self, cfg: DictConfig, overrides: Sequence[Override]) -> None:
-        """Add the hooks of the bundle that `hooks_from` names, as a file or one of the overrides has it."""
-        naming = [each for each in overrides if each.key_or_group == HOOKS_FROM]
-        self._of_typed_bundle = []
-        if not naming and not cfg.get(HOOKS_FROM):
-            return
-        others = [
-            each
-            for each in overrides
-            if not each.is_sweep_override() and root_of(each.key_or_group) != "hooks"
-        ]
-        others += [_first_job(each) for each in naming if each.is_sweep_override()]
-        with open_dict(cfg):
-            cfg.setdefault(HOOKS_FROM, None)  # typed, it needs no `+`
-        overridden = copy.deepcopy(cfg)
-        self._apply_overrides_to_config(others, overridden)
-        named = OmegaConf.select(overridden, HOOKS_FROM)
-        if not isinstance(named, str):  # it was taken away, or is refused with other mistakes
-            return
+    def _bundle(self, cfg: DictConfig, overrides: Sequence[Override]) -> Bundle | None:
+        """The bundle that `hooks_from` names, in one of the overrides or in a file."""
+        folder = _hooks_from(cfg, overrides)
+        if not self.adds_bundle or not isinstance(
+            folder, str
+        ):  # another value is refused when all are checked
+            return None
         from hookrun.store.bundles import read_bundle
 
-        bundle = read_bundle(named, HOOKS_FROM)
-        if naming:
-            self._of_typed_bundle = list(bundle.hooks)
-        hooks = cfg.get("hooks") or OmegaConf.create({})
-        added = [each.key_or_group.removeprefix("hooks.") for each in overrides if each.is_add()]
-        bundle.refuse_names([*hooks, *added])
-        with open_dict(cfg):
-            cfg.hooks = OmegaConf.merge(bundle.hooks, hooks)
+        return read_bundle(folder, HOOKS_FROM)
 
     def _load_single_config(self, default: ResultDefault, repo: IConfigRepository) -> ConfigResult:
         path = str(default.config_path)
@@ -383,36 +374,47 @@ class Loader(ConfigLoaderImpl):
             raise spec_error(group, what, "only the command line chooses it")
 
 
-def _first_job(override: Override) -> Override:
-    """The override as the first job of a sweep has it."""
-    text = f"{override.key_or_group}={next(override.sweep_string_iterator())}"
-    return OverridesParser.create().parse_override(text)
+def _naming_bundles(overrides: Sequence[Override]) -> list[Override]:
+    return [each for each in overrides if each.key_or_group == HOOKS_FROM]
 
 
-def _switch_hooks_off(cfg: DictConfig, overrides: list[Override], of_typed_bundle: Sequence[str]) -> None:
+def _hooks_from(cfg: DictConfig, overrides: Sequence[Override]) -> Any:
+    """The value of the last override of `hooks_from`, of a sweep that of its first job; else the value in a file."""
+    naming = _naming_bundles(overrides)
+    if not naming:
+        node = cfg._get_node(HOOKS_FROM, validate_access=False)
+        return None if node is None else node._value()
+    last = naming[-1]
+    if last.is_sweep_override():
+        text = f"{HOOKS_FROM}={next(last.sweep_string_iterator())}"
+        last = OverridesParser.create().parse_override(text)
+    return None if last.is_delete() else last.value()
+
+
+def _added_hooks(overrides: Sequence[Override]) -> list[str]:
+    """``NAME``, or ``NAME.KEY``, of each override that adds a hook, or a key to one."""
+    adding = [each.key_or_group for each in overrides if each.is_add() or each.is_force_add()]
+    return [key.removeprefix("hooks.") for key in adding if key.startswith("hooks.")]
+
+
+def _switch_hooks_off(cfg: DictConfig, overrides: list[Override], typed: Set[str]) -> None:
     """Carry out ``hooks=none`` and ``~hooks`` of the command line, or of a job of a sweep.
 
-    The hooks of files are stored and not installed; beside typed hooks, ``+hooks.NAME=…``, they are left out.
+    The hooks of files are stored and not installed; beside typed hooks they are left out.
 
-    of_typed_bundle: the hooks of the bundle that the command line names, which count as typed
+    typed: the names of hooks of the command line, ``+hooks.NAME=…``, and of the bundle that it names
     """
-    choice: Override | None = None
-    added = set(of_typed_bundle)
-    for override in overrides:
-        section, _, below = override.key_or_group.partition(".")
-        if override.key_or_group == "hooks" and not override.is_sweep_override():
-            choice = override
-        elif section == "hooks" and below and (override.is_add() or override.is_force_add()):
-            added.add(below.partition(".")[0])
-    if choice is None:
+    choices = [each for each in overrides if each.key_or_group == "hooks" and not each.is_sweep_override()]
+    if not choices:
         return
+    choice = choices[-1]
     value = choice.value()
     names = value if isinstance(value, list) else [value]
     if not choice.is_delete() and any(name != "none" for name in names):
         return
     with open_dict(cfg):
-        if added:
-            cfg.hooks = OmegaConf.masked_copy(cfg.hooks, sorted(added & cfg.hooks.keys()))
+        if typed:
+            cfg.hooks = OmegaConf.masked_copy(cfg.hooks, sorted(typed & cfg.hooks.keys()))
         elif all(each.key_or_group != "hooked" for each in overrides):
             cfg.hooked = False
 

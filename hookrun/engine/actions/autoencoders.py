@@ -16,6 +16,10 @@ from hookrun.errors import shortened
 if TYPE_CHECKING:
     from torch import Tensor
 
+CONFIG = "cfg.json"
+WEIGHTS = "sae_weights.safetensors"
+"""The files of a folder."""
+
 BIASES: Mapping[str, tuple[str, ...]] = {
     "standard": ("b_enc",),
     "topk": ("b_enc",),

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hookrun.engine.actions.autoencoders import Autoencoder, AutoencoderConfig
+from hookrun.engine.actions.autoencoders import CONFIG, WEIGHTS, Autoencoder, AutoencoderConfig
 from hookrun.engine.validation import parse
 from hookrun.errors import HookrunError, shortened
 from hookrun.store.captures.tensor_file import read_tensors
 from hookrun.store.files import os_errors, read_json
-
-CONFIG = "cfg.json"
-WEIGHTS = "sae_weights.safetensors"
 
 
 def read_autoencoder(folder: Path) -> Autoencoder:
