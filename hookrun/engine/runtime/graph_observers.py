@@ -111,7 +111,8 @@ class GraphObservers:
         self._calls = Counter[HookSite]()
         self._unread = 0
         self._trace: object = None
-        self._waiting: tuple[list[Tensor], list[int], list[int]] | None = None
+        self._waiting: list[tuple[list[Tensor], list[int], int]] | None = None
+        self._given = _counted_while_tracing()
         _open[self.key] = self
 
     def add(self, site: HookSite) -> Op:
@@ -143,30 +144,36 @@ class GraphObservers:
 
     def begin(self) -> None:
         """A graph begins, at the end of which `end` is called."""
-        self._waiting = ([], [], [])
+        self._waiting = []
+        self._given(0)
 
     def wait(self, numbers: list[Tensor], lengths: list[int], firing: int) -> None:
         """Give the numbers of a firing to Python at the end of the graph."""
         if self._waiting is None:
             self.give_numbers(numbers, lengths, [firing])
-            return
-        all_numbers, all_lengths, firings = self._waiting
-        all_numbers.extend(numbers)
-        all_lengths.extend(lengths)
-        firings.append(firing)
+        else:
+            self._waiting.append((numbers, lengths, firing))
 
     def end(self) -> None:
         """Give to Python what waits for the end of the graph."""
         self.give_waiting()
+        assert self._waiting is not None
+        self._waiting.clear()  # what is in it when the trace ends would be an output of the graph
         self._waiting = None
 
     def give_waiting(self) -> None:
-        """Give to Python what waits."""
-        if self._waiting is not None:
-            numbers, lengths, firings = self._waiting
-            if firings:
-                self.give_numbers(numbers, lengths, firings)
-            self.begin()
+        """Give to Python what waits; also inside a checkpointed region, which can read what is outside of it."""
+        if self._waiting is None:
+            return
+        numbers: list[Tensor] = []
+        lengths: list[int] = []
+        firings: list[int] = []
+        for of_firing in self._waiting[self._given(len(self._waiting)) :]:
+            numbers.extend(of_firing[0])
+            lengths.extend(of_firing[1])
+            firings.append(of_firing[2])
+        if firings:
+            self.give_numbers(numbers, lengths, firings)
 
     def give_numbers(self, numbers: list[Tensor], lengths: list[int], firings: list[int]) -> None:
         """Give the numbers of firings to Python, all on the device of the first ones. lengths: of each tensor seen"""
@@ -340,6 +347,7 @@ class _Observer:
             numbers.extend(columns)
             lengths.append(sum([len(column) for column in columns]))
         if _is_in_region():
+            self._group.give_waiting()
             self._group.give_numbers(numbers, lengths, [number])
         else:
             self._group.wait(numbers, lengths, number)
@@ -488,6 +496,22 @@ class _Capture(_Observer):
             raise
         except Exception as error:
             raise named(site, error, value) from error
+
+
+def _counted_while_tracing() -> Callable[[int], int]:
+    """A function that notes a number and returns the one before.
+
+    A trace cannot do so: in a region it may not write what is outside, and what it writes after it has registered a
+    hook on a tensor is not what it reads.
+    """
+    before = [0]
+
+    @while_tracing
+    def note(number: int) -> int:
+        before.append(number)
+        return before.pop(0)
+
+    return note
 
 
 @while_tracing

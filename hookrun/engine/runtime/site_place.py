@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import cached_property
 from itertools import chain
 from typing import Any
@@ -25,7 +26,8 @@ class SitePlace:
 
     sink:       where records and captures go
     current:    the state of the firing in each thread
-    counts_calls: calls are not followed, and each one is a firing: the firings of a forward are their numbers
+    counts_calls: calls are not followed; their numbers are those of the firings of a forward, or for `output_grad` of
+                what `number_call` has counted
     part:       the part of a tensor that the action acts on; None: all of it
     before:     the parameter before the optimizer's step number `before_at`, if the action reads that
     target_keys: where the target is in the value that the hook gets; None: the value itself
@@ -119,6 +121,15 @@ class SitePlace:
             return 0
         before = self.fired - 1
         return before - around.forward.fired_before.get(self, before)
+
+    def number_call(self) -> int:
+        """The number of the call that ends now, for `output_grad` where calls are not followed; else 0."""
+        if not self.counts_calls or self.calls is None:
+            return 0
+        around = self.clock.calls.innermost
+        # with none around it, the module's call is a forward of its own
+        counted = Counter[Calls]() if around is None else around.forward.numbers
+        return self.calls.begin(counted).number
 
     @property
     def like(self) -> Tensor:

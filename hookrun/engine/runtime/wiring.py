@@ -20,6 +20,7 @@ from hookrun.engine.hook_types import (
     FORWARD_PRE,
     OPTIMIZER_STEP_POST,
     OPTIMIZER_STEP_PRE,
+    OUTPUT_GRAD,
     HookType,
 )
 from hookrun.engine.plan.model_tree import children_first, class_name, parametrized, unhookable_model
@@ -142,12 +143,10 @@ class Wiring:
         self.points: dict[str, nn.Module] = {path: Point() for hook in plan.hooks for path in hook.points}
         self._points_at = defaultdict[int, list[nn.Module]](list)
         tracks_calls = sink.wants_calls or any(h.spec.keys.when.call is not None for h in plan.hooks)
-        self._counted = set[str]()
         self._of_calls = {hook.spec.name for hook in plan.hooks if tracks_calls or _needs_calls(hook)}
+        self._recorded = set[str]()
         if sink.counts_calls:
-            recorded = [hook for hook in plan.hooks if _numbers_records(hook)]
-            self._of_calls |= {hook.spec.name for hook in recorded if hook.spec.hook_type not in _FIRE_ONCE}
-            self._counted = {hook.spec.name for hook in recorded} - self._of_calls
+            self._recorded = {hook.spec.name for hook in plan.hooks if _numbers_records(hook)}
 
     def install(self) -> None:
         """Register all hooks. Raises CompileError, before the first one, if the plan was made for another model."""
@@ -174,7 +173,8 @@ class Wiring:
         passes = self.clock.passes
         everywhere = [self._model, *(site.module for site in self.sites)]
         numbers: dict[nn.Module, Calls | None] = dict.fromkeys(everywhere if stack.begins else ())
-        numbers |= {site.module: site.calls for site in self.sites if site.calls is not None}
+        followed_sites = [site for site in self.sites if not site.counts_calls]
+        numbers |= {site.module: site.calls for site in followed_sites if site.calls is not None}
         reads = defaultdict[nn.Module, list[CallFunction]](list)
         for module, read in passes.readers() if passes is not None else ():
             reads[module].append(read)
@@ -249,13 +249,23 @@ class Wiring:
         site = HookSite(hook, path, module, self.clock, self.sink, self.plan.seed, calls)
         for name in hook.spec.action.points:
             site.points[name] = self.points[point_path(path, hook.spec.name, name)]
-        if hook.spec.name in self._counted:
+        if hook.spec.name in self._recorded and calls is None:
             site.counts_calls = not self._is_called_once(hook, path)
+            if site.counts_calls and site.hook_type is OUTPUT_GRAD:
+                site.calls = Calls(self.clock.calls, self.clock.tokens)
         if (hook.spec.name, path) in self._passing:
             site.passes_on = True
             site.passed_part = part_of(hook, path, site.current, site.batch)
         self.sites.append(site)
         return site
+
+    def _follows_calls(self, hook: PlannedHook, path: str) -> bool:
+        """Whether the hook needs each call of the module to be followed from its beginning to its end."""
+        name = hook.spec.name
+        if name in self._of_calls:
+            return True
+        is_recorded = name in self._recorded and hook.spec.hook_type not in _COUNTED
+        return is_recorded and not self._is_called_once(hook, path)
 
     def _is_called_once(self, hook: PlannedHook, path: str) -> bool:
         """Whether each forward calls the module once: it has one name, and all modules around it are Sequential."""
@@ -335,7 +345,7 @@ class Wiring:
     def _install_on(self, module: nn.Module, here: Sequence[_HookHere]) -> None:
         """Install the hooks of one module, one callable per type; those of greater depth run closer to the forward."""
         calls: Calls | None = None
-        if self._of_calls and any(hook.spec.name in self._of_calls for _, hook, _ in here):
+        if any(self._follows_calls(hook, path) for _, hook, path in here):
             calls = Calls(self.clock.calls, self.clock.tokens)
         by_kind: dict[type[ModuleHook], list[HookSite]] = {}
         for kind, hook, path in here:
@@ -501,8 +511,8 @@ def _lies_elsewhere(module: nn.Module, kind: HookType) -> bool:
     return any(parameter.is_meta for parameter in module.parameters(recurse=not kind.on_parameters))
 
 
-_FIRE_ONCE = frozenset({FORWARD, FORWARD_PRE})
-"""The hook types that fire once in each call, while it is open."""
+_COUNTED = frozenset({FORWARD, FORWARD_PRE, OUTPUT_GRAD})
+"""The hook types that do something once in each call, while it is open: this is counted."""
 
 
 def _numbers_records(hook: PlannedHook) -> bool:

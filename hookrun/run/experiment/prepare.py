@@ -11,10 +11,11 @@ from torch import nn
 from hookrun.data import DataInfo, Split
 from hookrun.data.info import SPLITS
 from hookrun.engine.keys import HOOKS_FROM
+from hookrun.engine.plan.plan import SHOWN
 from hookrun.engine.prove.trial import Plan, compile_plan
 from hookrun.engine.spec import Spec
 from hookrun.engine.values.containers import arguments, describe
-from hookrun.errors import SpecError
+from hookrun.errors import SpecError, listed
 from hookrun.run.experiment.building import build, own_code, trained_parameters
 from hookrun.run.experiment.experiment import Experiment
 from hookrun.run.experiment.metrics.fit import Fit, SeenOutput
@@ -22,7 +23,7 @@ from hookrun.run.experiment.metrics.problems import over_split_problems
 from hookrun.run.experiment.model_task import ModelTask, samples_of_a_pass
 from hookrun.run.experiment.prepared import EXAMPLE_BATCH, Parts, Prepared, as_call
 from hookrun.run.experiment.proving import compiled
-from hookrun.run.experiment.rank_fit import check_ranks
+from hookrun.run.experiment.rank_fit import check_ranks, dropping
 from hookrun.run.experiment.run_values import RunValues, differences, other_runs
 from hookrun.run.experiment.sample_checks import (
     label_problems,
@@ -66,6 +67,8 @@ def prepare_under_hooks(
     assert plan is not None and info is not None and loss is not None and metrics is not None
     runs = RunValues.of(experiment, task.splits[0])
     notes += task.remarks(settings, experiment.hooks.hooks)
+    if settings.compute.compile and task.trains and parts.model is not None:
+        notes += _dropout_notes(parts.model)
     notes += differences(experiment.hooks, settings, runs)
     notes += differing
     lines = list(data_lines(info, parts.model))
@@ -120,6 +123,16 @@ def _refuse_a_stop_before_the_output(task: ModelTask, parts: Parts) -> None:
         f"use task=predict, without metrics and task.backward, or leave the hook out: ~{stop.where}",
     )
     parts.refuse()  # the trial run, which has no output, would report more
+
+
+def _dropout_notes(model: nn.Module) -> Iterator[str]:
+    """A note if the compiled model drops other elements in training than the model itself."""
+    paths = dropping(model)
+    if paths:
+        yield (
+            "compute.compile: dropout draws other numbers in a compiled graph, so training differs from that with "
+            f"compute.compile=false, on {listed(paths, SHOWN)}"
+        )
 
 
 def _idle_hooks(task: ModelTask, parts: Parts) -> list[str]:

@@ -125,7 +125,7 @@ def differences(plan: ResolvedPlan, model: nn.Module, loss: TrainLoss, *, trains
         norms = _paths_of(model, lambda module: isinstance(module, _BatchNorm))
         if norms:
             yield f"batch statistics are those of a rank's own rows: {listed(norms)}"
-        drops = _paths_of(model, _drops)
+        drops = dropping(model)
         if drops:
             yield f"dropout draws other masks on each rank: {listed(drops)}"
         if loss.code is not None:
@@ -166,6 +166,11 @@ def _seen_under_ranks(hook: PlannedHook) -> str:
 
 def _paths_of(model: nn.Module, holds: Callable[[nn.Module], bool]) -> list[str]:
     return [path or "(root)" for path, module in model.named_modules() if holds(module)]
+
+
+def dropping(model: nn.Module) -> list[str]:
+    """The paths of the modules that set a random part to 0 in training."""
+    return _paths_of(model, _drops)
 
 
 def _drops(module: nn.Module) -> bool:

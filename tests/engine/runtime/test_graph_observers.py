@@ -163,6 +163,43 @@ def test_on_off_and_on_again_is_one_graph(hook: str) -> None:
     assert not counters["graph_break"]
 
 
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_scheduled_observers_are_in_the_order_of_eager(checkpointed: bool) -> None:
+    def loop(model: nn.Module, call: Callable[..., Any]) -> None:
+        loss_of(call(batch(0))).backward()
+
+    inside = {**STATS, "select": ["block.0", "block.1", "head"]}
+    hooks_of = {
+        "all": inside,
+        "some": {**inside, "when": {"step": {"every": 2}}},
+        "gradients": {**inside, "hook": "output_grad"},
+    }
+    expected = run(hooks_of, None, model=Net(checkpointed=checkpointed), loop=loop)
+    found = run(hooks_of, "aot_eager", model=Net(checkpointed=checkpointed), loop=loop)
+    assert_same(found[0], expected[0])
+    assert {count for (hook, path), count in found[1].items() if path == "block.1"} == {2}
+
+
+def test_gradients_in_a_graph_are_without_the_factor_of_the_scaler() -> None:
+    def trained_in_half(*, compiles: bool) -> list[dict[str, Any]]:
+        model = Net()
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        gradients = {"select": ["block.0", "head"], "hook": "output_grad"}
+        hooks_of = {"s": {**STATS, **gradients}, "c": {**CHECK, **gradients}}
+        with hookrun.hooked(model, {"hooks": hooks_of}, scaler=scaler) as hooks:
+            call = hooks.compile(backend="aot_eager", fullgraph=True) if compiles else model
+            for step in range(2):
+                with torch.autocast("cpu", dtype=torch.bfloat16):
+                    loss = loss_of(call(batch(step)))
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+            return [dict(record) for record in hooks.records]
+
+    assert_same(trained_in_half(compiles=True), trained_in_half(compiles=False))
+
+
 def test_each_mode_and_shape_records_in_its_graph() -> None:
     def loop(model: nn.Module, call: Callable[..., Any]) -> None:
         for rows in (5, 3, 5):

@@ -79,6 +79,24 @@ def test_the_plan_has_the_number_of_samples_of_a_run(sections: Any, samples: int
     assert prepared(**sections).plan.samples == samples
 
 
+def test_dropout_in_a_compiled_training_is_told(tmp_path, monkeypatch) -> None:
+    (tmp_path / "dropping_net.py").write_text(
+        "from torch import nn\n\ndef net():\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Dropout(0.1), nn.Dropout(0.0), nn.Linear(64, 10))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("HOOKRUN_TRUST", "dropping_net")
+    model = {"model": {"name": "python", "factory": "dropping_net:net"}}
+
+    def told(**sections: Any) -> list[str]:
+        return [note for note in prepared(**model, **sections).notes if "dropout draws" in note]
+
+    compiled = {"compute": {**PLAIN["compute"], "compile": True}}
+    assert told() == told(task={"name": "evaluate"}, **compiled) == []
+    (note,) = told(**compiled)
+    assert note.endswith("on 1")
+
+
 def test_arguments_that_torch_refuses_are_found_here() -> None:
     optimizer = {"name": "AdamW", "lr": -1.0}
     said = refusal(train={"optimizer": optimizer})

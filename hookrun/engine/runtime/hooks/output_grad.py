@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -49,13 +50,19 @@ class OutputGrad(ModuleHook):
         ):
             return None
         op = firing.op_of_new() or firing.op
-        hook = Watched(site.where, [lambda grad: op(grad) if self.firings else grad]).run
+        if site.counts_calls:
+            op = partial(site.current.in_call, 0, None, op)
+        of_first_calls = Watched(site.where, [lambda grad: op(grad) if self.firings else grad]).run
 
         def attach(output: Any) -> Any:
+            number = site.number_call()
             if type(output) is Tensor and output.grad_fn is not None and not output._is_view():
+                hook = of_first_calls
+                if number:
+                    hook = Watched(site.where, [self._in_this_call(firing, "")]).run
                 output.register_hook(hook)
                 return output
-            new = self.attach(module, (), {}, output)
+            new = self._attach(module, (), {}, output)
             return output if new is None else new
 
         return call_directly(module, number, attach, made_by)
@@ -68,6 +75,12 @@ class OutputGrad(ModuleHook):
 
     def attach(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         """torch's forward hook, registered with kwargs."""
+        if not tracing():
+            for firing in self.firings:
+                firing.site.number_call()
+        return self._attach(module, args, kwargs, output)
+
+    def _attach(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         if not self.firings or not torch.is_grad_enabled():
             return None
         if tracing():
