@@ -142,7 +142,9 @@ class Pair(nn.Linear):
 def test_a_tensor_belongs_to_the_first_of_a_tuple(tmp_path: Path) -> None:
     torch.manual_seed(0)
     modules = chain(attn=Pair(4, 4)), chain(self_attn=nn.Linear(4, 4))
-    modules[1].load_state_dict(dict(zip(modules[1].state_dict(), modules[0].state_dict().values(), strict=True)))
+    modules[1].load_state_dict(
+        dict(zip(modules[1].state_dict(), modules[0].state_dict().values(), strict=True))
+    )
     runs = list[Run]()
     for module in modules:
         (name,) = dict(module.named_children())
@@ -238,6 +240,9 @@ def test_the_command_exits_by_a_typed_tolerance(runs: tuple[Run, Run, Run], caps
     assert compare([one, faulty, *named, "task.tolerance=0.001"]) == 3
     assert compare([one, faulty, *named, "--tolerance", "1e-3", "task.on_difference=report"]) == 0
     assert compare([one, same, "--tolerance", "much"]) == 2
+    capsys.readouterr()
+    assert compare([one, same, "--tolerance", "1", "task.tolerance=2"]) == 2
+    assert "leave one of them out" in capsys.readouterr().err
     assert compare([one, same, "--help"]) == 0
     assert "--names FILE" in capsys.readouterr().out
 
