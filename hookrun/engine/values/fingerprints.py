@@ -39,12 +39,10 @@ class Difference(NamedTuple):
 
     distance: its estimated L2 norm; 0 if the fingerprints are equal; NaN or infinite if they have NaN or infinity
     relative: that, divided by the norm of the first row; 0 if the fingerprints are equal
-    largest:  by how much the largest absolute values differ, exactly
     """
 
     distance: Tensor
     relative: Tensor
-    largest: Tensor
 
 
 def fingerprints(x: Tensor, count: int) -> Tensor:
@@ -69,8 +67,7 @@ def difference(first: Tensor, second: Tensor) -> Difference:
     is_equal = ((first == second) | (first.isnan() & second.isnan())).all(1)
     distance = torch.linalg.vector_norm(first[:, :-2] - second[:, :-2], dim=1)
     relative = distance / first[:, -2]
-    largest = (first[:, -1] - second[:, -1]).abs()
-    return Difference(*(each.masked_fill(is_equal, 0) for each in (distance, relative, largest)))
+    return Difference(distance.masked_fill(is_equal, 0), relative.masked_fill(is_equal, 0))
 
 
 @dataclass(frozen=True)

@@ -69,10 +69,9 @@ class Pairing:
 
     def is_expected(self, capture: StoredCapture, module: str | None, run: Run) -> bool:
         """Whether a run should have a partner of a capture: its module, or None, does not return a tensor alone."""
-        if module is None or self.partners is None or not capture.path:
+        if module is None or self.partners is None or not capture.path or capture.hook not in run.captures:
             return module is not None
-        of_hook = run.captures.get(capture.hook)
-        return of_hook is None or not isinstance(of_hook.get(module), StoredCapture)
+        return not isinstance(run.captures[capture.hook].get(module), StoredCapture)
 
 
 def pairing_of(
