@@ -17,6 +17,7 @@ USAGE = (
     "usage: python -m hookrun.compare RUN OTHER [--names FILE] [--tolerance X] "
     "[task.tolerance=1e-3 task.on_difference=stop ...]"
 )
+_NAMES = "task.names"
 _TOLERANCE = "task.tolerance"
 _ON_DIFFERENCE = "task.on_difference"
 
@@ -45,11 +46,18 @@ def _main(arguments: list[str], outcome: Outcome) -> int:
         outcome.tell(HookrunError(USAGE))
         return 2
     given = [f"task.run={_quoted(words[0])}", f"task.other={_quoted(words[1])}"]
-    if typed.names is not None:
-        given.append(f"task.names={_quoted(typed.names)}")
-    if typed.tolerance is not None:
-        given.append(f"{_TOLERANCE}={typed.tolerance}")
-    keys = {key_of(word) for word in (*given, *words[2:])}
+    keys = {key_of(word) for word in words[2:]}
+    names = None if typed.names is None else _quoted(typed.names)
+    options = {_NAMES: names, _TOLERANCE: typed.tolerance}
+    for key, value in options.items():
+        if value is None:
+            continue
+        if key in keys:
+            option = key.removeprefix("task.")
+            outcome.tell(HookrunError(f"--{option} and {key} are the same: leave one of them out"))
+            return 2
+        keys.add(key)
+        given.append(f"{key}={value}")
     if _TOLERANCE in keys and _ON_DIFFERENCE not in keys:
         given.append(f"{_ON_DIFFERENCE}=stop")
     return run(["task=compare", *given, *words[2:]], outcome)

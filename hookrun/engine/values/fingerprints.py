@@ -22,14 +22,16 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import is_fake, unset_fake_temporarily
 from torch.nn.functional import avg_pool2d
 
-from hookrun.engine.values.tensors import as_real, computable, ordinary_tensors, widened
+from hookrun.engine.values.tensors import as_real, ordinary_tensors, widened
 
 ERROR = 0.25
 """With 64 projections, of 100 estimated norms 95 are within this share of the true ones; with k, sqrt(64 / k) of it."""
 
-_STEP = 2**16  # elements of a row that are added at once
-_AT_ONCE = 2**17  # elements of several rows that are added at once: they stay in the cache of a processor
-_SIGNS = 2**17  # signs that are stored; in longer rows each step begins at a random one
+_STEP = 2**17  # elements of a row that are added at once
+_AT_ONCE = 2**19  # elements of several rows that are added at once: they stay in the cache of a processor
+_SIGNS = 2**18  # signs that are stored; in longer rows each step begins at a random one
+_NORM_OF = 256  # elements of which a norm is taken at once
+_NORM_OF_ON_GPU = 32  # there more are added in an order that depends on the number of rows
 
 
 class Difference(NamedTuple):
@@ -37,12 +39,10 @@ class Difference(NamedTuple):
 
     distance: its estimated L2 norm; 0 if the fingerprints are equal; NaN or infinite if they have NaN or infinity
     relative: that, divided by the norm of the first row; 0 if the fingerprints are equal
-    largest:  by how much the largest absolute values differ, exactly
     """
 
     distance: Tensor
     relative: Tensor
-    largest: Tensor
 
 
 def fingerprints(x: Tensor, count: int) -> Tensor:
@@ -54,13 +54,12 @@ def fingerprints(x: Tensor, count: int) -> Tensor:
     """
     real, _ = as_real(widened(x))
     rows = real.flatten(1) if real.dim() > 1 else real.unsqueeze(-1)
-    like = computable(rows[:0])
+    dtype = torch.promote_types(rows.dtype, torch.float32)
     if is_fake(x) or x.is_meta or 0 in rows.shape:
-        return like.new_zeros(len(rows), count + 2)
-    with unset_fake_temporarily(), ordinary_tensors():
-        directions = _directions(tuple(real.shape[1:]), count, like.dtype, like.device)
-    at_once = max(1, _AT_ONCE // min(directions.step, rows.shape[1]))
-    return torch.cat([_of_some(some.to(like.dtype).contiguous(), directions) for some in rows.split(at_once)])
+        return rows.new_zeros(len(rows), count + 2, dtype=dtype)
+    directions = _directions(tuple(real.shape[1:]), count, dtype, rows.device)
+    at_once = max(1, _AT_ONCE // min(_STEP, rows.shape[1]))
+    return torch.cat([_of_some(some.to(dtype).contiguous(), directions) for some in rows.split(at_once)])
 
 
 def difference(first: Tensor, second: Tensor) -> Difference:
@@ -68,73 +67,70 @@ def difference(first: Tensor, second: Tensor) -> Difference:
     is_equal = ((first == second) | (first.isnan() & second.isnan())).all(1)
     distance = torch.linalg.vector_norm(first[:, :-2] - second[:, :-2], dim=1)
     relative = distance / first[:, -2]
-    largest = (first[:, -1] - second[:, -1]).abs()
-    return Difference(*(each.masked_fill(is_equal, 0) for each in (distance, relative, largest)))
+    return Difference(distance.masked_fill(is_equal, 0), relative.masked_fill(is_equal, 0))
 
 
 @dataclass(frozen=True)
 class _Directions:
     """The directions for rows of one shape.
 
-    count:  of the projections
-    step:   elements of a row that are added at once, a multiple of `buckets`
-    width:  the buckets, and zeros up to a number that the projections of a group divide
-    signs:  of the elements
-    starts: for each step, where its signs begin
-    copied: [groups * width], buckets in random order for each group of projections, which they are added up to
-    mixing: [groups * width], their signs, scaled so that the projections have the norm of the row in expectation
+    count:   of the projections
+    buckets: their number
+    width:   the buckets, and zeros up to a number that the projections of a group divide
+    parts:   where each part of a row begins, and the signs of its elements: as many as there are buckets, times a whole
+             number, and at last those that remain
+    copied:  [groups * width], buckets in random order for each group of projections, which they are added up to
+    mixing:  [groups * width, 1], their signs, scaled so that the projections have the norm of the row in expectation
     """
 
     count: int
-    step: int
     buckets: int
     width: int
-    signs: Tensor
-    starts: list[int]
+    parts: list[tuple[int, Tensor]]
     copied: Tensor
     mixing: Tensor
 
 
 def _of_some(rows: Tensor, directions: _Directions) -> Tensor:
     """rows [r, n] -> [r, k + 2]."""
-    width = directions.width
-    buckets = rows.new_zeros(len(rows), width)
-    for number, start in enumerate(directions.starts):
-        begin = number * directions.step
-        size = min(directions.step, rows.shape[1] - begin)
-        signed = rows.narrow(1, begin, size) * directions.signs.narrow(0, start, size)
-        rest = size % directions.buckets
-        if size > rest:
-            buckets.narrow(1, 0, directions.buckets).add_(
-                _added(signed.narrow(1, 0, size - rest), directions.buckets)
-            )
-        buckets.narrow(1, 0, rest).add_(signed.narrow(1, size - rest, rest))
-    copies = buckets.index_select(1, directions.copied).mul_(directions.mixing)
+    buckets = rows.new_zeros(len(rows), directions.width)
+    for begin, signs in directions.parts:
+        signed = rows.narrow(1, begin, len(signs)) * signs
+        if len(signs) > directions.buckets:
+            signed = _added(signed, directions.buckets)
+        buckets.narrow(1, 0, signed.shape[1]).add_(signed)
+    copies = buckets.t().contiguous().index_select(0, directions.copied).mul_(directions.mixing)
+    projections = _added(copies.view(1, -1), directions.count * len(rows)).view(-1, len(rows))
     largest = torch.maximum(rows.amax(1, keepdim=True), -rows.amin(1, keepdim=True))
-    return torch.cat([_added(copies, directions.count), _norms(rows), largest], 1)
+    return torch.cat([projections.t(), _norms(rows), largest], 1)
 
 
 def _added(x: Tensor, width: int) -> Tensor:
-    """x [r, n * width] -> [r, width]: the parts of each row, added."""
+    """x [r, n * width] -> [r, width]: the parts of each row, added one after the other."""
     parts = x.unflatten(1, (-1, 1, width)).movedim(3, 1)
     return avg_pool2d(parts, (parts.shape[2], 1), divisor_override=1).flatten(1)
 
 
 def _norms(rows: Tensor) -> Tensor:
-    """rows [r, n] -> [r, 1]: the norms."""
-    rest = rows.shape[1] % 32
-    whole = rows.narrow(1, 0, rows.shape[1] - rest).unflatten(1, (-1, 32))
-    parts = torch.linalg.vector_norm(whole, dim=2)
-    if rest:
-        parts = torch.cat([parts, rows.narrow(1, -rest, rest)], 1)
-    squares = parts.square().unsqueeze(0)
-    while squares.shape[2] > 1:
-        window = min(squares.shape[2], 64)
-        squares = avg_pool2d(squares, (1, window), ceil_mode=True, divisor_override=1)
-    return squares.squeeze(0).sqrt()
+    """rows [r, n] -> [r, 1]: the norms, of the norms of parts."""
+    width = _NORM_OF if rows.device.type == "cpu" else _NORM_OF_ON_GPU
+    norms = rows
+    while norms is rows or norms.shape[1] > 1:
+        parts, rest = divmod(norms.shape[1], width)
+        found: list[Tensor] = []
+        if parts:
+            whole = norms.narrow(1, 0, parts * width).unflatten(1, (parts, width))
+            found.append(torch.linalg.vector_norm(whole, dim=2))
+        if rest:
+            last = norms.narrow(1, parts * width, rest)
+            found.append(torch.linalg.vector_norm(last, dim=1, keepdim=True))
+        norms = torch.cat(found, 1)
+    return norms
 
 
 @lru_cache(maxsize=32)
+@unset_fake_temporarily()
+@ordinary_tensors()
 def _directions(shape: tuple[int, ...], count: int, dtype: torch.dtype, device: torch.device) -> _Directions:
     """The directions for rows of a shape, from a stream of random bits that SHAKE-128 defines on every machine."""
     name = f"hookrun fingerprint {count} {list(shape)}"
@@ -144,22 +140,27 @@ def _directions(shape: tuple[int, ...], count: int, dtype: torch.dtype, device: 
     while width < max(256, 4 * count):
         width *= 2
     buckets = _prime_below(width, shape)
-    step = min(-(-size // buckets), _STEP // buckets + 1) * buckets
-    starts = list(range(0, size, step))
+    signs = _signs(f"{name} signs", min(size, _SIGNS)).to(device, dtype)
+    whole = size - size % buckets
+    step = max(1, _STEP // buckets) * buckets
+    begins = [*range(0, whole, step), whole]
+    starts = begins
     if size > _SIGNS:
-        starts = (_random(f"{name} starts", 4 * len(starts)).view(torch.int32) % (_SIGNS - step)).tolist()
+        starts = (_random(f"{name} starts", 4 * len(begins)).view(torch.int32) % (_SIGNS - step)).tolist()
+    parts = list[tuple[int, Tensor]]()
+    for begin, end, start in zip(begins, [*begins[1:], size], starts, strict=True):
+        if begin < end:
+            parts.append((begin, signs.narrow(0, start, end - begin)))
     orders = _random(f"{name} orders", 4 * groups * width).view(torch.int32).view(groups, width)
     places = orders.argsort(dim=1, stable=True).view(groups, -1, count // groups)
     mixing = _signs(f"{name} mixing", groups * width) / sqrt(groups)
     return _Directions(
         count=count,
-        step=step,
         buckets=buckets,
         width=width,
-        signs=_signs(f"{name} signs", min(size, _SIGNS)).to(device, dtype),
-        starts=starts,
+        parts=parts,
         copied=places.transpose(0, 1).flatten().to(device),
-        mixing=mixing.to(device, dtype),
+        mixing=mixing.unsqueeze(1).to(device, dtype),
     )
 
 

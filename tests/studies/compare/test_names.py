@@ -132,6 +132,43 @@ def test_what_has_no_partner_is_listed_and_not_judged(runs: tuple[Run, Run, Run]
     assert "only" in " ".join(one.compare(same).reasons)
 
 
+class Pair(nn.Linear):
+    """Returns a tuple, as the attention of transformers does."""
+
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(x), x
+
+
+def test_a_tensor_belongs_to_the_first_of_a_tuple(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    modules = chain(attn=Pair(4, 4)), chain(self_attn=nn.Linear(4, 4))
+    modules[1].load_state_dict(
+        dict(zip(modules[1].state_dict(), modules[0].state_dict().values(), strict=True))
+    )
+    runs = list[Run]()
+    for module in modules:
+        (name,) = dict(module.named_children())
+        spec = {"seen": {"select": name, "hook": "forward", "action": "capture"}}
+        with torch.no_grad(), hookrun.record(module, spec, run_dir=tmp_path / name):
+            module(normal(3, 4))
+        runs.append(hookrun.open_run(tmp_path / name))
+    one, other = runs
+    for found in (
+        one.compare(other, names={"attn": "self_attn"}),
+        other.compare(one, names={"self_attn": "attn"}),
+    ):
+        assert found.reasons == []
+        (row,) = found.captures
+        assert row["rows"] == 3
+        assert [each["path"] for each in found.unpaired] == ["[1]"]
+    with torch.no_grad():
+        modules[1].get_parameter("self_attn.weight")[1, 2] += 1
+    with torch.no_grad(), hookrun.record(modules[1], spec, run_dir=tmp_path / "faulty"):
+        modules[1](normal(3, 4))
+    found = one.compare(tmp_path / "faulty", names={"attn": "self_attn"})
+    assert found.first == {"module": "attn", "sample": 0, "token": None}
+
+
 def test_names_may_cross(tmp_path: Path) -> None:
     x, y, z = normal(3, 4), normal(3, 4, seed=1), normal(3, 4, seed=2)
     one = written(tmp_path / "one", {"a": x, "b": y, "c": z})
@@ -203,6 +240,9 @@ def test_the_command_exits_by_a_typed_tolerance(runs: tuple[Run, Run, Run], caps
     assert compare([one, faulty, *named, "task.tolerance=0.001"]) == 3
     assert compare([one, faulty, *named, "--tolerance", "1e-3", "task.on_difference=report"]) == 0
     assert compare([one, same, "--tolerance", "much"]) == 2
+    capsys.readouterr()
+    assert compare([one, same, "--tolerance", "1", "task.tolerance=2"]) == 2
+    assert "leave one of them out" in capsys.readouterr().err
     assert compare([one, same, "--help"]) == 0
     assert "--names FILE" in capsys.readouterr().out
 

@@ -63,7 +63,8 @@ def compare_captures(
     for capture in _in_order(run):
         partner = pairing.partner_of(capture, other)
         if partner is None:
-            unpaired.append(_unpaired(capture, "run", pairing.partner(capture.module)))
+            module = pairing.partner(capture.module)
+            unpaired.append(_unpaired(capture, "run", pairing.is_expected(capture, module, other)))
             continue
         paired.add(partner)
         order = pairing.orders.get(partner.module, ())
@@ -87,7 +88,8 @@ def compare_captures(
             first = {"module": capture.module, "sample": known(sample), "token": known(token)}
     for capture in _in_order(other):
         if capture not in paired:
-            unpaired.append(_unpaired(capture, "other", pairing.first(capture.module)))
+            module = pairing.first(capture.module)
+            unpaired.append(_unpaired(capture, "other", pairing.is_expected(capture, module, run)))
     return first, rows, unpaired
 
 
@@ -99,10 +101,10 @@ def _about(capture: StoredCapture) -> Row:
     return {"hook": capture.hook, "module": capture.module, "path": capture.path}
 
 
-def _unpaired(capture: StoredCapture, side: str, partner: str | None) -> Row:
-    """A row for what one run captured. It does not count as a difference where the names give it no partner."""
+def _unpaired(capture: StoredCapture, side: str, is_expected: bool) -> Row:
+    """A row for what one run captured. It is a difference where a partner is expected in the other one."""
     row: Row = {**_about(capture), "only": side}
-    return row if partner is not None else {**row, "differs": False}
+    return row if is_expected else {**row, "differs": False}
 
 
 def _rows(comparison: Compared, cka: Cka | None) -> Iterator[Row]:

@@ -17,6 +17,9 @@ Names = Mapping[Any, Any] | str | os.PathLike[str]
 
 TRANSPOSE = "task.transpose"
 
+_FIRST = "[0]"
+"""The tensor of a tuple that belongs to the only tensor that another implementation returns."""
+
 
 @dataclass(frozen=True)
 class Pairing:
@@ -57,9 +60,18 @@ class Pairing:
         if module is None or capture.hook not in other.captures:
             return None
         leaf = other.captures[capture.hook].get(module)
+        is_first = capture.path == "" or (capture.path == _FIRST and self.partners is not None)
         if leaf is None or isinstance(leaf, StoredCapture):
-            return None if capture.path else leaf
+            return leaf if is_first else None
+        if capture.path == "" and self.partners is not None:
+            return leaf.get(_FIRST)
         return leaf.get(capture.path)
+
+    def is_expected(self, capture: StoredCapture, module: str | None, run: Run) -> bool:
+        """Whether a run should have a partner of a capture: its module, or None, does not return a tensor alone."""
+        if module is None or self.partners is None or not capture.path or capture.hook not in run.captures:
+            return module is not None
+        return not isinstance(run.captures[capture.hook].get(module), StoredCapture)
 
 
 def pairing_of(
