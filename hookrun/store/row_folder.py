@@ -110,7 +110,8 @@ class _SamplesOfFiles(SampleTable):
         lines = list[dict[str, Any]]()
         for file in self.files:
             split = SPLITS[file.split] if file.split >= 0 else ""
-            for sample in range(file.sample, file.sample + file.samples):
+            count = file.entries[0].rows if file.each_file == "samples" else 1
+            for sample in range(file.sample, file.sample + count):
                 lines.append({"split": split, "sample": sample, "file": file.file})
         return lines
 

@@ -71,11 +71,6 @@ class PlainFile:
     split: int = -1
     columns: ClassVar[tuple[str, ...]] = ()
 
-    @property
-    def samples(self) -> int:
-        """How many samples its rows are of."""
-        return self.entries[0].rows if self.each_file == "samples" else 1
-
     def table(self, rows: int) -> Tensor:
         """[rows, columns]: the sample of each row, its split, and if they are tokens its position."""
         table = torch.tensor(_LEAST, dtype=torch.int64, device="cpu").repeat(rows, 1)
