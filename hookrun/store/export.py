@@ -39,7 +39,7 @@ _NUMBERS = {
 
 
 def export_rows(target: Path, captures: Sequence[StoredCapture]) -> None:
-    """Write the rows of captures into one file, or into a new folder with a Parquet file for each capture.
+    """Write the rows of captures into one file, or into a folder, new or empty, with a Parquet file for each.
 
     A line is a row: `hook`, `module`, `path`, `split`, `file`, `class`, `text`, `sample`, `epoch`, `step`, `call`,
     `position`, `key`, `token`, and `vector`, the row's numbers as a list of fixed size. What a row does not have is a

@@ -383,21 +383,18 @@ class Run(Shown):
         path: str | os.PathLike[str],
         capture: str | None = None,
         module: str | None = None,
-        *,
-        overwrite: bool = False,
     ) -> list[str]:
         """Write captured rows for other programs, and return the names of what was written.
 
-        path:      ``rows.parquet`` or ``rows.arrow``: a table with a line for each row, see `export_rows`;
-                   ``rows.safetensors``: each capture as a tensor ``hook/module`` (``hook/module/path`` within a
-                   container), its sample ids as ``hook/module.sample_ids``; or a new folder: a Parquet file for each
-                   capture, numbered in the order of the names
-        capture:   the hook whose captures are written; None: all of them
-        module:    any name of a module, ``encoder [0]`` for one tensor of a container; None: all of them
-        overwrite: replace a file
+        path:    ``rows.parquet`` or ``rows.arrow``: a table with a line for each row, see `export_rows`;
+                 ``rows.safetensors``: each capture as a tensor ``hook/module`` (``hook/module/path`` within a
+                 container), its sample ids as ``hook/module.sample_ids``; or a folder, new or empty: a Parquet file
+                 for each capture, numbered in the order of the names
+        capture: the hook whose captures are written; None: all of them
+        module:  any name of a module, ``encoder [0]`` for one tensor of a container; None: all of them
 
         HookrunError if pyarrow is missing, the rows of a capture differ in shape, or several kinds of rows were to go
-        into one table; StoreError if the file is there, or cannot be written.
+        into one table; StoreError if the folder is not empty, or nothing can be written: a file that was there stays.
         """
         target = Path(path).expanduser()
         if target.suffix not in ("", PARQUET, ARROW, ".safetensors"):
@@ -408,8 +405,8 @@ class Run(Shown):
         chosen = chosen_tensors(self.captures, capture, module)
         if not chosen:
             raise HookrunError("the run captured nothing: there is nothing to export")
-        if target.exists() and not (overwrite and target.is_file()):
-            raise StoreError(f"{target} is there: give another name, or for a file overwrite=True")
+        if target.is_dir() and any(target.iterdir()):
+            raise StoreError(f"{target} is a folder that is not empty: give another name")
         names = list[str]()
         for each in chosen:
             name = f"{each.hook}/{each.module}"

@@ -73,8 +73,7 @@ class RowFolder(Run):
     def note(self) -> str:
         """What was read, in a line."""
         tensors = list(captured_tensors(self.captures))
-        count = len({file.file for file in self.files})
-        files = f"{counted(count, 'file')} (each_file: {self.keys.each_file})"
+        files = f"{counted(len(self.files), 'file')} (each_file: {self.keys.each_file})"
         return f"{self.path}: {files}, read as {listed(map(repr, tensors), 3)}"
 
     def like(self, run: Run) -> RowFolder:
@@ -111,7 +110,8 @@ class _SamplesOfFiles(SampleTable):
         lines = list[dict[str, Any]]()
         for file in self.files:
             split = SPLITS[file.split] if file.split >= 0 else ""
-            for sample in range(file.sample, file.sample + file.samples):
+            count = file.entries[0].rows if file.each_file == "samples" else 1
+            for sample in range(file.sample, file.sample + count):
                 lines.append({"split": split, "sample": sample, "file": file.file})
         return lines
 
@@ -163,7 +163,7 @@ def _tensors(path: Path, folder: Path) -> Tensors:
 
 
 def _joined(folder: Path, keys: RowFiles, paths: Iterable[Path]) -> Iterator[PlainFile]:
-    """Each tensor of the files that was chosen, with the number of its first sample.
+    """The files with a tensor that was chosen, each with the number of its first sample.
 
     StoreError if the rows do not fit together.
     """
@@ -179,22 +179,17 @@ def _joined(folder: Path, keys: RowFiles, paths: Iterable[Path]) -> Iterator[Pla
             if kind != before:
                 name = shortened(entry.module)
                 raise StoreError(f"{path}: the rows of {name!r} are {kind}, and in {first} they are {before}")
-        is_of_samples = keys.each_file == "samples"
-        if is_of_samples and len({(counts[entry.module], entry.rows) for entry in entries}) > 1:
+        if keys.each_file == "samples" and len({(counts[entry.module], entry.rows) for entry in entries}) > 1:
             names = listed(shortened(entry.module) for entry in entries)
             raise StoreError(
                 f"{path}: {names} do not have the same number of rows in it, or in the files before it: row n of one "
                 "would not be of the sample of row n of another one; choose one of them with `key`"
             )
+        if entries:
+            name = path.relative_to(folder).as_posix()
+            sample = counts[entries[0].module] if keys.each_file == "samples" else number
+            yield PlainFile(name, path.stat().st_size, entries, keys.each_file, sample)
         for entry in entries:
-            yield PlainFile(
-                path.relative_to(folder).as_posix(),
-                path.stat().st_size,
-                [entry],
-                counts[entry.module] if is_of_samples else number,
-                is_tokens=keys.each_file == "tokens",
-                is_whole=keys.each_file == "sample",
-            )
             counts[entry.module] += entry.rows
 
 
@@ -204,7 +199,7 @@ def _entry(path: Path, hook: str, name: str, code: str, shape: list[int], keys: 
         raise StoreError(f"{place} is {code}, which hookrun does not read")
     rows = 1
     if keys.each_file != "sample":
-        if len(shape) < 2:
+        if len(shape) < 2 or 0 in shape[1:]:
             raise StoreError(
                 f"{place} has the shape {shape}, which is not one of rows of numbers: if a file is one sample and "
                 "each of its tensors a row, say each_file: sample; else choose other tensors with `key`"

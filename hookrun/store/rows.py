@@ -117,6 +117,7 @@ class Rows(IterableDataset[Tensor]):
         self._seed = seed
         self._rows = range(sum(map(len, captures)))
         self._row_bytes = captures[0].row_bytes
+        self._chunk_rows = max(1, CHUNK_BYTES // self._row_bytes)
         self._shards = [shard for capture in captures for shard in capture.recorded()]
         self._shard_ends = list(accumulate(rows for rows, _ in self._shards))
         # shared, so that the workers of a DataLoader that stay see it
@@ -184,10 +185,6 @@ class Rows(IterableDataset[Tensor]):
             "seed": self._seed,
             "worker": list(self._worker()),
         }
-
-    @property
-    def _chunk_rows(self) -> int:
-        return max(1, CHUNK_BYTES // self._row_bytes)
 
     def _in_order(self, skipped: int) -> Iterator[Tensor]:
         """Tensors [n, ...] of the rows of the share, without those that are skipped."""

@@ -111,14 +111,35 @@ def test_a_folder_gets_a_file_for_each_capture(tmp_path: Path) -> None:
         run.export(tmp_path / "both.parquet")
 
 
-@pytest.mark.parametrize("name", ["rows.parquet", "rows.arrow", "rows.safetensors", "folder"])
-def test_what_is_there_is_kept(run: Run, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["rows.parquet", "rows.arrow", "rows.safetensors"])
+def test_a_file_that_is_there_is_replaced(run: Run, tmp_path: Path, name: str) -> None:
     run.export(tmp_path / name, "uint8")
-    with pytest.raises(hookrun.HookrunError, match="is there: give another name"):
-        run.export(tmp_path / name, "float32")
-    if name != "folder":
-        run.export(tmp_path / name, "float32", overwrite=True)
+    before = (tmp_path / name).read_bytes()
+    run.export(tmp_path / name, "float32")
+    assert (tmp_path / name).read_bytes() != before
     assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_only_an_empty_folder_is_filled(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "rows").mkdir()
+    run.export(tmp_path / "rows", "uint8")
+    before = (tmp_path / "rows/000000.parquet").read_bytes()
+    with pytest.raises(hookrun.HookrunError, match="a folder that is not empty: give another name"):
+        run.export(tmp_path / "rows", "float32")
+    assert (tmp_path / "rows/000000.parquet").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["rows"]
+
+
+def test_a_module_is_found_at_any_hook(tmp_path: Path) -> None:
+    made = RunDir.create(tmp_path / "run")
+    made.set_status("running")
+    made.captures.add("first", "fc1", torch.ones(3, 2), sample_ids=range(3), **AT)
+    made.captures.add("second", "fc2", torch.ones(3, 2), sample_ids=range(3), **AT)
+    made.close()
+    run = hookrun.open_run(made.path)
+    assert run.export(tmp_path / "rows.parquet", module="fc2") == ["second/fc2"]
+    with pytest.raises(hookrun.HookrunError, match=r"'first', 'second': did you mean 'fc\d'"):
+        run.export(tmp_path / "rows.parquet", module="fc3")
 
 
 @pytest.mark.parametrize("name", ["rows.parquet", "rows.arrow", "folder"])

@@ -74,6 +74,8 @@ def test_rows_of_a_folder_are_shuffled_and_exported(folder: Path, tmp_path: Path
         ({"key": "layer.*"}, r"no tensor .* matches 'layer\.\*': did you mean 'layers"),
         ({"key": "ids"}, r"'ids' has the shape \["),
         ({"pattern": "../*"}, "expected a path below the folder"),
+        ({"pattern": "./"}, "expected a path below the folder"),
+        ({"pattern": "**.safetensors"}, r"\*\* stands alone between slashes"),
         ({"key": "a["}, r"rows\.key: found 'a\['"),
         ({"each_file": "token"}, "did you mean 'tokens'"),
         ({"files": 1}, r"rows\.files: unknown key"),
@@ -89,6 +91,7 @@ def test_keys_that_choose_nothing_are_refused(folder: Path, keys: dict[str, Any]
     [
         ({"layers.0": torch.ones(2, 5)}, r"req-3\.safetensors: the rows of 'layers\.0'.*req-1\.safetensors"),
         ({"layers.0": torch.ones(2, 2).half()}, "float16"),
+        ({"layers.0": torch.ones(2, 0)}, r"the shape \[2, 0\], which is not one of rows of numbers"),
         ({"layers.1": torch.ones(9, 3), "layers.0": torch.ones(2, 2)}, "same number of rows"),
     ],
 )

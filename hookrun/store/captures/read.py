@@ -19,7 +19,7 @@ from torch import Tensor
 from hookrun.data.info import SPLITS, Split
 from hookrun.engine.html import Shown, View
 from hookrun.engine.values.tensors import whole_numbers
-from hookrun.errors import HookrunError, Lookup, first_lines
+from hookrun.errors import HookrunError, Lookup, first_lines, listed, nearest
 from hookrun.store.captures.shard import Entry, Shard
 from hookrun.store.captures.tensor_file import (
     DTYPES,
@@ -58,36 +58,29 @@ _LEAST = (FIRING, 0, 0, 0, 0, -1, -1, -1, -1, -1)
 class PlainFile:
     """A file of tensors that another program wrote: a shard without tables of its rows, which are made.
 
+    each_file: what its rows are, see `RowFiles`
     sample:    the number of its first sample
-    is_tokens: its rows are the tokens of one sample; else each row is a sample
-    is_whole:  each of its tensors is one row
     split:     of its samples, as in the column; -1: not known
     """
 
     file: str
     bytes: int
     entries: Sequence[Entry]
-    sample: int = 0
-    is_tokens: bool = False
-    is_whole: bool = False
+    each_file: str
+    sample: int
     split: int = -1
     columns: ClassVar[tuple[str, ...]] = ()
-
-    @property
-    def samples(self) -> int:
-        """How many samples its rows are of."""
-        return 1 if self.is_tokens or self.is_whole else self.entries[0].rows
 
     def table(self, rows: int) -> Tensor:
         """[rows, columns]: the sample of each row, its split, and if they are tokens its position."""
         table = torch.tensor(_LEAST, dtype=torch.int64, device="cpu").repeat(rows, 1)
         table[:, COLUMNS.index("split")] = self.split
+        table[:, COLUMNS.index("sample")] = self.sample
         numbers = torch.arange(rows, device="cpu")
-        if self.is_tokens:
-            table[:, COLUMNS.index("sample")] = self.sample
+        if self.each_file == "tokens":
             table[:, COLUMNS.index("position")] = numbers
         else:
-            table[:, COLUMNS.index("sample")] = self.sample + numbers
+            table[:, COLUMNS.index("sample")] += numbers
         return table
 
 
@@ -101,7 +94,7 @@ class _Part:
     @property
     def stored_shape(self) -> list[int]:
         """The shape of the tensor in the file."""
-        if isinstance(self.shard, PlainFile) and self.shard.is_whole:
+        if isinstance(self.shard, PlainFile) and self.shard.each_file == "sample":
             return list(self.entry.shape)
         return [self.entry.rows, *self.entry.shape]
 
@@ -584,15 +577,19 @@ def chosen_tensors(
 
     HookrunError with the nearest names if there is none.
     """
+    hooks = captures if capture is None else {capture: captures[capture]}
+    tensors = list(captured_tensors(hooks))
+    if module is None:
+        return tensors
     chosen = list[StoredCapture]()
-    for hook in captures if capture is None else [capture]:
-        modules = captures[hook]
-        tensors = list(captured_tensors({hook: modules}))
-        if module is not None:
-            tensors = [tensor for tensor in tensors if tensor.place == module]
-        if module is not None and not tensors:
-            tensors = list(captured_tensors({hook: {module: modules[module]}}))
-        chosen += tensors
+    for hook, modules in hooks.items():
+        if module in modules:
+            chosen += captured_tensors({hook: {module: modules[module]}})
+        else:
+            chosen += [tensor for tensor in tensors if (tensor.hook, tensor.place) == (hook, module)]
+    if tensors and not chosen:
+        places = nearest(module, {tensor.place for tensor in tensors})
+        raise HookrunError(f"no module {module!r} in the captures of {listed(map(repr, hooks))}: {places}")
     return chosen
 
 

@@ -30,9 +30,11 @@ class RowFiles(Section):
     @field_validator("pattern")
     @classmethod
     def _is_inside(cls, pattern: str) -> str:
-        parts = PurePath(pattern).parts
-        if PurePath(pattern).is_absolute() or ".." in parts or "\0" in pattern:
+        path = PurePath(pattern)
+        if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in pattern:
             raise ValueError(f"found {pattern!r}, expected a path below the folder, such as '*.safetensors'")
+        if any("**" in part and part != "**" for part in path.parts):
+            raise ValueError(f"found {pattern!r}: ** stands alone between slashes, inside a name * is enough")
         return pattern
 
     @field_validator("key")
