@@ -85,7 +85,7 @@ def _only_capture(run: Run, capture: str | None, module: str | None) -> StoredCa
     """The captured tensor of this hook at this module. HookrunError if there is not exactly one."""
     tensors = chosen_tensors(run.captures, capture, module)
     if len(tensors) > 1:
-        names = [f"capture={each.hook!r}, module={each.place!r}" for each in tensors]
+        names = [f"capture={each.hook!r}, module={each.tensor_name!r}" for each in tensors]
         raise HookrunError(f"rows: {run.path} has {len(tensors)} captured tensors, name one: {listed(names)}")
     if not tensors:
         raise HookrunError(f"rows: {run.path} captured nothing")

@@ -154,7 +154,7 @@ class StoredCapture(Shown):
         return label
 
     @property
-    def place(self) -> str:
+    def tensor_name(self) -> str:
         """The module, and the place in its value: ``encoder [0]``."""
         return f"{self.module} {self.path}" if self.path else self.module
 
@@ -573,7 +573,7 @@ def chosen_tensors(
 ) -> list[StoredCapture]:
     """The captured tensors of a hook at a module; None: of every one.
 
-    module: any of its names, or the `place` of a tensor in its value
+    module: any of its names, or the `tensor_name` of one tensor in its value
 
     HookrunError with the nearest names if there is none.
     """
@@ -586,9 +586,9 @@ def chosen_tensors(
         if module in modules:
             chosen += captured_tensors({hook: {module: modules[module]}})
         else:
-            chosen += [tensor for tensor in tensors if (tensor.hook, tensor.place) == (hook, module)]
+            chosen += [tensor for tensor in tensors if (tensor.hook, tensor.tensor_name) == (hook, module)]
     if tensors and not chosen:
-        places = nearest(module, {tensor.place for tensor in tensors})
+        places = nearest(module, {tensor.tensor_name for tensor in tensors})
         raise HookrunError(f"no module {module!r} in the captures of {listed(map(repr, hooks))}: {places}")
     return chosen
 

@@ -121,7 +121,7 @@ def _captures(run: Run, name: str | None, by_token: bool) -> dict[str, StoredCap
     by_module = dict[str, StoredCapture]()
     for capture in tensors:
         if _is_by_sample(capture, by_token):
-            by_module[capture.place] = capture
+            by_module[capture.tensor_name] = capture
     if not by_module:
         hint = BY_TOKEN if any(map(is_by_token, tensors)) else "capture with task=predict"
         raise spec_error(
