@@ -486,7 +486,9 @@ def _not_a_run(folder: Path) -> str:
     if not jobs:
         what = f"{folder} is not a run directory: it has no {STATUS}; it is {_content(folder)}"
         if any(folder.glob("*.safetensors")):
-            what += '\nFiles of another program are read with rows: {pattern: "*.safetensors", key: "layers.*"}'
+            what += (
+                '\nFiles of another program are read with rows: {pattern: "*.safetensors", key: "layers.*"}'
+            )
         return what
     kind = "a sweep" if (folder / "multirun.yaml").exists() or jobs[0].name.isdigit() else "a folder"
     names = listed([job.name for job in jobs], _SHOWN)
