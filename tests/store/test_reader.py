@@ -209,7 +209,8 @@ def several_runs(path: Path) -> None:
         (lambda path: (path / "x").touch(), "x", "HERE/x is a file, not a run directory", "holds status.json"),
     ],
     ids=[
-        "a sweep", "a folder of a run", "a folder of runs", "an empty folder", "another folder", "tensors", "nothing", "a file"
+        "a sweep", "a folder of a run", "a folder of runs", "an empty folder", "another folder", "tensors",
+        "nothing", "a file",
     ],
 )  # fmt: skip
 def test_what_is_no_run_is_named_with_the_next_step(
