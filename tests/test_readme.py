@@ -54,6 +54,16 @@ def test_the_hooks_in_python_give_what_the_comments_say(capsys: pytest.CaptureFi
         assert not module._forward_hooks
 
 
+@pytest.mark.usefixtures("_empty_folder")
+def test_the_rows_of_the_page_are_exported_and_read(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "hookrun/store/README.md").read_text(encoding="utf-8")
+    code = page.split("## Rows for other programs\n", 1)[1].split("```python\n", 1)[1].split("```", 1)[0]
+    exec(code, {})
+    assert capsys.readouterr().out.endswith("torch.Size([64, 10])\n" * 2)
+    assert Path("fc.parquet").is_file()
+    assert len(list(Path("features").iterdir())) == 2
+
+
 @pytest.fixture
 def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The working directory, from which packages are imported."""

@@ -481,7 +481,12 @@ def _not_a_run(folder: Path) -> str:
     # the link `latest` leads to one of them
     jobs = sorted((job for job in found if not job.is_symlink()), key=lambda job: by_number(job.name))
     if not jobs:
-        return f"{folder} is not a run directory: it has no {STATUS}; it is {_content(folder)}"
+        what = f"{folder} is not a run directory: it has no {STATUS}; it is {_content(folder)}"
+        if any(folder.glob("*.safetensors")):
+            what += (
+                '\nFiles of another program are read with rows: {pattern: "*.safetensors", key: "layers.*"}'
+            )
+        return what
     kind = "a sweep" if (folder / "multirun.yaml").exists() or jobs[0].name.isdigit() else "a folder"
     names = listed([job.name for job in jobs], _SHOWN)
     return f"{folder} is {kind} of {len(jobs)} runs: {names}\nOpen one of them: open_run({str(jobs[-1])!r})"

@@ -43,6 +43,9 @@ def test_lm_experiments_agree_on_one_trained_model(shipped) -> None:
     assert estimates["gradient"].shape == (2, len(estimates.axes["tokens"]))
     runs = list(Path("outputs/needs").glob("*/*/status.json"))
     assert len(runs) == 2, "the model is trained once for all runs, and so is the clean run"
+    circuit: Effects = shipped("lm/circuit", "task.circuit.chance=5").effects
+    assert circuit["circuit"][2] > 0.9 > circuit["circuit_chance"][:, 2].mean(), "four heads answer"
+    assert circuit["circuit"][3] == pytest.approx(1, abs=1e-6)
 
 
 def test_the_answer_needs_the_direction_of_a_repeated_name(shipped) -> None:

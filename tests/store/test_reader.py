@@ -195,6 +195,12 @@ def several_runs(path: Path) -> None:
         (lambda path: None, "", "HERE is not a run directory: it has no status.json", "; it is empty"),
         (lambda path: (path / ".hydra").mkdir(), "", "HERE is not a run directory", "it is with .hydra"),
         (
+            lambda path: (path / "0.safetensors").touch(),
+            "",
+            "HERE is not a run directory",
+            'are read with rows: {pattern: "*.safetensors", key: "layers.*"}',
+        ),
+        (
             lambda path: (path / "outputs").mkdir(),
             "output/latest",
             "there is no HERE/output/latest; ",
@@ -202,7 +208,10 @@ def several_runs(path: Path) -> None:
         ),
         (lambda path: (path / "x").touch(), "x", "HERE/x is a file, not a run directory", "holds status.json"),
     ],
-    ids=["a sweep", "a folder of a run", "a folder of runs", "an empty folder", "another folder", "nothing", "a file"],
+    ids=[
+        "a sweep", "a folder of a run", "a folder of runs", "an empty folder", "another folder", "tensors",
+        "nothing", "a file",
+    ],
 )  # fmt: skip
 def test_what_is_no_run_is_named_with_the_next_step(
     make: Callable[[Path], object], opened: str, begins: str, ends: str, tmp_path: Path
