@@ -70,8 +70,7 @@ class SparseAutoencoder(Action):
                     return decoded.to(x.dtype)
                 with torch.no_grad():
                     clean = decoded if edited is features else decode(features)
-                # forward-mode gradients, too, which no_grad lets through
-                clean = clean.detach()
+                clean = clean.detach()  # no_grad lets forward-mode gradients through
                 old = x.detach()
                 error = old - clean
                 kept = error_point(error)
