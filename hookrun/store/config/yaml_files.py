@@ -44,7 +44,6 @@ _LOADER: Any = _RULES if FAST_LOADER is yaml.SafeLoader else type("Loader", (FAS
 _OWN_FILE = "keep tensors in a file of their own: {file: x.safetensors}"
 _NUMBER = re.compile(r"[-+]?\.?[0-9]")
 _BASE_60 = re.compile(r"[-+]?([1-9][0-9_]*(:[0-5]?[0-9])+|[0-9][0-9_]*(:[0-5]?[0-9])+\.[0-9_]*)")
-_TRUTH = re.compile("yes|no|on|off|true|false", re.IGNORECASE)
 _NUMBER_TAGS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
@@ -302,10 +301,6 @@ def _checked_scalar(event: yaml.ScalarEvent, is_name: bool, line: int) -> int:
         if len(text) > MAX_DIGITS and re.fullmatch(r"[-+.\w]+", text):
             what = f"found a number of {len(text):,} characters, expected at most {MAX_DIGITS}"
             raise OutOfBounds(what, "quote it if it is a text", line)
-    if is_name and event.implicit[0] and _TRUTH.fullmatch(text):
-        raise OutOfBounds(
-            f"found the name {text}, which YAML 1.1 reads as true or false", f"quote it: '{text}'", line
-        )
     if "${" not in text:
         return 1
     if len(text) > MAX_INTERPOLATED:
