@@ -64,7 +64,7 @@ def load_spec(
         content = resolved(parsed(text))
     if not isinstance(content, dict):
         raise spec_error(str(path), "holds no mapping from name to hook")
-    return with_bundle({str(key): value for key, value in content.items()}, seed)
+    return with_bundle(content, seed)
 
 
 def load_bundle(path: str | Path) -> Spec:

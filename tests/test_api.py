@@ -49,6 +49,10 @@ def test_an_experiment_of_the_users_own_folder(tmp_path: Path) -> None:
         ("- a", "holds no mapping"),
         ("defaults: [x]\nhooks: {}", "use load_spec(experiment=NAME)"),
         ("f: {select: fc, hook: forward, action: captur}", "did you mean 'capture'"),
+        (
+            "off: {select: fc, hook: forward, action: print}",
+            "YAML reads on, off, yes and no as true and false",
+        ),
         ("a:\n  select: fc\n  hook: *x\n", "h.yaml:3:9: found undefined alias 'x'"),
     ],
 )

@@ -19,7 +19,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from hookrun.errors import HookrunError, counted
+from hookrun.errors import HookrunError, counted, shortened
 from hookrun.store.format import decode, encode
 
 MOST_JSON = 32 * 2**20
@@ -59,6 +59,12 @@ def os_errors(message: str) -> Iterator[None]:
     except OSError as error:
         kind = MissingFile if isinstance(error, FileNotFoundError) else StoreError
         raise kind(f"{message}: {os_reason(error)}") from error
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is one. StoreError for a name that the system does not take, such as one of 300 characters."""
+    with os_errors(f"cannot read {shortened(str(path), 400)}"):
+        return path.is_file()
 
 
 @contextmanager

@@ -211,7 +211,8 @@ def test_a_part_of_a_value_has_no_batch_at_its_points(sae: dict[str, Any]) -> No
         ("hook:sea.error", "did you mean 'hook:sae.error'"),
         ("hook:sae", "did you mean 'hook:sae.error' or 'hook:sae.features'"),
         ("hook:plain.features", "did you mean 'hook:sae.features'"),
-        ("hook:disabled.features", "stands before this one"),
+        ("hook:later.features", "an enabled hook before this one must add it"),
+        ("hook:disabled.features", "is disabled: set its `enabled: true`"),
     ],
 )
 def test_a_point_that_is_not_there_is_refused(selector: str, said: str, sae: dict[str, Any]) -> None:

@@ -69,9 +69,10 @@ class SparseAutoencoder(Action):
                 if error_point is None:
                     return decoded.to(x.dtype)
                 with torch.no_grad():
-                    clean = decoded.detach() if edited is features else decode(features)
-                    old = x.detach()
-                    error = old - clean
+                    clean = decoded if edited is features else decode(features)
+                clean = clean.detach()  # no_grad lets forward-mode gradients through
+                old = x.detach()
+                error = old - clean
                 kept = error_point(error)
                 # without edits the difference is 0, so that no bit changes: x - clean + clean would round
                 new = old - (clean - decoded) if kept is error else decoded + kept

@@ -137,6 +137,7 @@ class ModelNames:
     added:  first path of a module -> names of parameters that hooks will add
     added_by: name of a hook -> those that it adds to each of its modules
     frozen: names of the parameters that hooks will freeze
+    disabled_points: the selectors of what hooks would add that are not enabled
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -147,6 +148,7 @@ class ModelNames:
         self.added = defaultdict[str, list[str]](list)
         self.added_by = dict[str, list[str]]()
         self.frozen = set[str]()
+        self.disabled_points: Sequence[str] = ()
         # of parameters, of readings; reset when a planned hook adds parameters
         self._trees = dict[bool, Tree]()
 
@@ -363,7 +365,7 @@ class ModelNames:
         classes = tuple(set(map(class_name, self.model.modules())))
         parameters = tuple(self.parameters) if on_parameters else ()
         points = tuple(dict.fromkeys(self.tree.points.values()))
-        return Names(tuple(self.modules), parameters, classes, points)
+        return Names(tuple(self.modules), parameters, classes, points, self.disabled_points)
 
     def nearest(self, selector: Selector, on_parameters: bool) -> str:
         """A hint with what a selector that matches nothing finds beside it, or the names closest to it."""

@@ -63,6 +63,12 @@ def resolve(
     if reason is not None:
         raise compile_error("model", reason.what, reason.hint)
     names = names or ModelNames(model)
+    names.disabled_points = [
+        f"hook:{hook.name}.{point}"
+        for hook in spec.hooks
+        if not hook.keys.enabled
+        for point in hook.action.points
+    ]
     values = values or NoValues()
     # the sort is stable: equal priorities keep declaration order
     hooks = sorted((hook for hook in spec.hooks if hook.keys.enabled), key=lambda hook: hook.keys.priority)

@@ -148,11 +148,11 @@ class SiteGrid:
         if not names_texts and spec.action.outside_values() == base.spec.action.outside_values():
             return replace(base, spec=spec)
         one = Spec((spec,), self.prepared.plan.seed)
-        plan, wrong = resolve(one, self.prepared.model, self.runs, self._names())
+        plan, wrong = resolve(one, self.prepared.model, self.runs, self.names())
         self._problems += wrong
         return plan.hooks[0] if plan.hooks else None
 
-    def _names(self) -> ModelNames:
+    def names(self) -> ModelNames:
         """The names of the model, with what hooks add."""
         names = ModelNames(self.prepared.model)
         for hook in self.prepared.plan.hooks:
@@ -235,7 +235,7 @@ class SiteGrid:
 
     def _modules(self, values: Sequence[Any]) -> Iterator[tuple[str, ...]]:
         """The modules of each member of the list: a path, or a selector of several that are hooked together."""
-        names = self._names()
+        names = self.names()
         for number, selector in enumerate(values):
             spec, wrong = varied(self.hook.spec, {MODULE: selector}, f".{number}")
             self._problems += wrong
@@ -252,7 +252,7 @@ class SiteGrid:
             elif key in (HEADS, CALL):
                 self._problems += [Problem(where, why) for why in self._lacking(key, spec.keys)]
             elif key == EXPERTS:
-                _, wrong = resolve(Spec((spec,)), self.prepared.model, self.runs, self._names())
+                _, wrong = resolve(Spec((spec,)), self.prepared.model, self.runs, self.names())
                 self._problems += [problem.moved(where) for problem in wrong]
             elif key == TOKENS and spec.keys.tokens is not None:
                 for problem in self._misses(spec.keys.tokens):
@@ -317,14 +317,14 @@ class SiteGrid:
                     counts[path] = self.scouted.calls[path]
             return counts
         if key == INDEX:
-            for path, shape in self.scouted.shapes.items():
+            for path, shape in self._shapes.items():
                 counts[path] = shape[1] if len(shape) > 1 else 0
             return counts
         for path, of_path in self.hook.heads.items():
             counts[path] = of_path.counts[0]
         heads = self.hook.spec.keys.heads
         assert heads is not None  # the hook has the first value of each axis
-        for path, shape in self.scouted.shapes.items():
+        for path, shape in self._shapes.items():
             try:
                 part = HeadsPart(heads, self.hook.heads[path], 1)
                 counts[path] = part.place(torch.empty(*shape, device="meta"))[1]
@@ -332,10 +332,22 @@ class SiteGrid:
                 self._problems.append(Problem(f"{WHERE}.{HEADS}", f"on {path or '(root)'}: {error}"))
         return counts
 
+    @cached_property
+    def _shapes(self) -> dict[str, Sequence[int]]:
+        """Path of a hooked module -> the shape of what the hook sees there first, as a run of the model has shown."""
+        shapes = dict(self.scouted.shapes)
+        points = self.names().tree.points
+        for match in self.hook.matches:
+            if (
+                match.path in points and match.shape is not None
+            ):  # not in the model alone: the trial run has seen it
+                shapes[match.path] = json.loads(match.shape)
+        return shapes
+
     def _windows(self, values: Window) -> list[str]:
         """Windows over the last dimensions of the value."""
         dims = len(values.window)
-        shapes = [list(shape) for shape in self.scouted.shapes.values()]
+        shapes = [list(shape) for shape in self._shapes.values()]
         sizes = {tuple(shape[-dims:]) for shape in shapes if len(shape) >= dims}
         if len(sizes) != 1:
             self._problems.append(

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hookrun.engine.actions import values as action_values
 from hookrun.engine.actions.replace import Replace
+from hookrun.engine.plan.model_tree import ModelNames
 from hookrun.engine.plan.plan import PlannedHook
 from hookrun.engine.plan.resolve import resolve
 from hookrun.engine.runtime.apply_action import Op
@@ -27,18 +28,25 @@ class Rest:
     """The hook that replaces a cell, for each hook of the grid.
 
     value:   what the cells are replaced with
+    names:   of the model, with what hooks add
     samples: how many samples the run has; None: not known
 
     Raises CompileError if there is no such value, or it does not fit.
     """
 
     def __init__(
-        self, prepared: Prepared, hook: PlannedHook, value: Any, runs: RunValues, samples: int | None
+        self,
+        prepared: Prepared,
+        hook: PlannedHook,
+        value: Any,
+        runs: RunValues,
+        names: ModelNames,
+        samples: int | None,
     ) -> None:
         self.value = _with_capture(value, hook, runs)
         self._action = Replace(value=self.value)
         spec = replace(hook.spec, action=self._action)
-        plan, problems = resolve(Spec((spec,), prepared.plan.seed), prepared.model, runs)
+        plan, problems = resolve(Spec((spec,), prepared.plan.seed), prepared.model, runs, names)
         problems += row_problems(plan, samples, trains=False)
         refuse([problem.moved(REST) for problem in problems], CompileError)
         self._values = plan.hooks[0].values

@@ -153,7 +153,7 @@ class EffectsTask(TaskOfOneSplit):
         if self.circuit is not None:
             refuse(self.circuit.size_problems(len(grid.cells)))
             samples = samples_of_a_pass(prepared.settings, prepared.data.sizes[self.splits[0]])
-            grid.rest = rest = Rest(prepared, grid.hook, self.circuit.rest, grid.runs, samples)
+            grid.rest = rest = Rest(prepared, grid.hook, self.circuit.rest, grid.runs, grid.names(), samples)
             hooks[REST] = lambda cell: rest.of(cell.hook)
         for where, hook_of in hooks.items():
             try:

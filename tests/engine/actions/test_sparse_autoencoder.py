@@ -105,6 +105,17 @@ def test_its_gradient_passes_the_features_alone(tmp_path: Path) -> None:
     assert_close(new, by_hand)
 
 
+def test_forward_mode_has_the_same_gradient(tmp_path: Path) -> None:
+    spec = {
+        "sae": hook(saved(tmp_path, normalize_activations="layer_norm"), error=True),
+        "half": {"select": "hook:sae.features", "hook": "forward", "action": "scale", "factor": 0.5},
+    }
+    model = nn.Sequential(nn.Identity())
+    x = torch.randn(WIDTH)
+    with hookrun.hooked(model, spec):
+        assert_close(torch.func.jacfwd(model)(x), torch.func.jacrev(model)(x))
+
+
 def layer_norm(x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     mean = x.mean(-1, keepdim=True)
     deviation = (x - mean).std(-1, keepdim=True)

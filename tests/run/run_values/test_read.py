@@ -124,6 +124,7 @@ def test_a_tensor_of_a_file(tmp_path: Path) -> None:
         return FileValue.model_validate({"file": str(path), **keys})
 
     assert "there is no file" in refused(file())
+    assert "File name too long" in refused(FileValue(file="x" * 300))
     save_file({"one": torch.ones(2)}, path)
     assert read_value(file(), PLACES, RunReferences())["fc"].tolist() == [1, 1]  # type: ignore[union-attr]
     save_file({"one": torch.ones(2), "two": torch.zeros(2)}, path)

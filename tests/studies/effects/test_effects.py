@@ -6,6 +6,7 @@ import csv
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -201,15 +202,25 @@ def test_other_hooks_stay_as_they_are_in_each_cell(executed) -> None:
     torch.testing.assert_close(made.captures["seen"]["fc"][:], seen[:])
 
 
-def test_features_of_an_autoencoder_are_cells(executed, tmp_path) -> None:
-    w = {name: torch.randn(shape) / 8 for name, shape in AUTOENCODER.items()}
+SAE = "+hooks.sae={select: flatten, hook: forward, action: sparse_autoencoder, weights: {folder: sae}, error: true}"
+
+
+@pytest.fixture
+def autoencoder(tmp_path: Path) -> dict[str, Tensor]:
+    """The tensors of the folder `sae`."""
+    shapes = {"W_enc": (512, 40), "W_dec": (40, 512), "b_enc": (40,), "b_dec": (512,)}
+    w = {name: torch.randn(shape) / 8 for name, shape in shapes.items()}
     (tmp_path / "sae").mkdir()
     save_file(w, tmp_path / "sae" / "sae_weights.safetensors")
     (tmp_path / "sae" / "cfg.json").write_text('{"d_in": 512, "d_sae": 40}')
-    sae = "{select: flatten, hook: forward, action: sparse_autoencoder, weights: {folder: sae}, error: true}"
+    return w
+
+
+def test_features_of_an_autoencoder_are_cells(executed, autoencoder) -> None:
+    w = autoencoder
     off = "{hook: forward, action: replace, value: 0, index: '..., 3'}"
     over = "{module: ['hook:sae.features', flatten], index: ['..., 3', '..., 5']}"
-    found = executed(f"+hooks.sae={sae}", *words(off, over, *DIGITS)).effects
+    found = executed(SAE, *words(off, over, *DIGITS)).effects
     assert found.axes["module"] == ["hook:sae.features", "flatten"]
     model, batches = plain(*DIGITS)
     for column, feature in enumerate([3, 5]):
@@ -223,7 +234,22 @@ def test_features_of_an_autoencoder_are_cells(executed, tmp_path) -> None:
         close(found["exact_samples"][1, column], wanted)
 
 
-AUTOENCODER = {"W_enc": (512, 40), "W_dec": (40, 512), "b_enc": (40,), "b_dec": (512,)}
+def test_a_circuit_is_of_all_features(executed, autoencoder) -> None:
+    w = autoencoder
+    off = "{select: 'hook:sae.features', hook: forward, action: replace, value: 0}"
+    circuit = "task.circuit={sizes: [40, 5, 0], rest: 0}"
+    over = "{index: {window: 1}}"
+    found = executed(SAE, *words(off, over, *DIGITS), "task.method=gradient", circuit).effects
+    rest = (found["gradient"] - found["unedited"]).abs().argsort()[:35]
+
+    def without(x: Tensor, mask: Any) -> Tensor:
+        features = torch.relu((x - w["b_dec"]) @ w["W_enc"] + w["b_enc"])
+        return x - features[:, rest] @ w["W_dec"][rest]
+
+    model, batches = plain(*DIGITS)
+    kept = by_hand(model, batches, ["flatten"], without, of_labels).mean()
+    faithfulness = (kept - found["replaced"]) / (found["unedited"] - found["replaced"])
+    close(found["circuit"], torch.stack([torch.tensor(1.0), faithfulness, torch.tensor(0.0)]))
 
 
 def test_the_gradient_approximates_the_change(effects) -> None:

@@ -31,8 +31,10 @@ class PointSelector(Selector):
         return [path for path, selector in tree.points.items() if selector == self.text]
 
     def nearest(self, names: Names) -> str:
+        if self.text in names.disabled_points:
+            return "the hook that adds it is disabled: set its `enabled: true`"
         near = nearest(self.text, names.points)
-        return f"{near}; it must be added by a hook that is enabled and stands before this one"
+        return f"{near}; an enabled hook before this one must add it, and only hooks can select it"
 
     def possible(self, names: Names) -> tuple[str, ...]:
         return names.points

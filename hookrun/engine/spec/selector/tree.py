@@ -74,13 +74,14 @@ class Names:
     """The names that a selector could have meant, for the hint if it matches nothing.
 
     parameters: empty unless the hook is for parameters
-    points: the selectors of what hooks add
+    points: the selectors of what hooks add; disabled_points: of what hooks would add that are not enabled
     """
 
     modules: Sequence[str]
     parameters: Sequence[str] = ()
     classes: Sequence[str] = ()
     points: tuple[str, ...] = ()
+    disabled_points: Sequence[str] = ()
 
     @property
     def paths(self) -> list[str]:

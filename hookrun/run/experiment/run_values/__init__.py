@@ -48,6 +48,7 @@ from hookrun.run.experiment.run_values.runs import (
 )
 from hookrun.store.captures.read import StoredCapture
 from hookrun.store.captures.tensor_file import open_tensors, read_tensor
+from hookrun.store.files import is_file
 from hookrun.store.format import encode
 from hookrun.store.reader import ROWS_AT_ONCE, Run
 from hookrun.store.records import UsedRunRecord, grouped
@@ -288,7 +289,7 @@ def _read(value: FileValue | RunValue, names: tuple[str, ...], runs: RunReferenc
 
 def _read_file(value: FileValue, names: tuple[str, ...]) -> Tensor:
     path = Path(expanduser(value.file)).absolute()
-    if not path.is_file():
+    if not is_file(path):
         raise HookrunError(f"there is no file {path}")
     with open_tensors(path.resolve()) as file:
         keys = list(file.keys())

@@ -8,15 +8,13 @@ from hookrun.engine.actions.autoencoders import CONFIG, WEIGHTS, Autoencoder, Au
 from hookrun.engine.validation import parse
 from hookrun.errors import HookrunError, shortened
 from hookrun.store.captures.tensor_file import read_tensors
-from hookrun.store.files import os_errors, read_json
+from hookrun.store.files import is_file, read_json
 
 
 def read_autoencoder(folder: Path) -> Autoencoder:
     """The autoencoder in a folder. HookrunError if there is none, or it is not one that is computed as SAELens does."""
     for path in (folder / CONFIG, folder / WEIGHTS):
-        with os_errors(f"cannot read {shortened(str(path), 400)}"):
-            is_plain = path.is_file() and not path.is_symlink()
-        if not is_plain:
+        if not is_file(path) or path.is_symlink():
             raise HookrunError(
                 f"{folder} has no file {path.name}: sae.save_model(FOLDER) in SAELens writes it; a pickle (.pt), which "
                 "could run code, is not read, and no link is followed: copy a folder with links by cp -rL"
