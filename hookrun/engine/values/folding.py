@@ -108,7 +108,7 @@ def _by_sample(seen: SeenRows) -> tuple[Tensor, Tensor, Tensor]:
         torch.arange(values.shape[2], device="cpu") if seen.positions is None else seen.positions[:, None]
     )
     positions = places.expand(len(values), values.shape[2])
-    if bool((seen.keys.diff() > 0).all()):  # faster than to sort them
+    if bool((seen.keys[1:] > seen.keys[:-1]).all()):  # faster than to sort them
         return values, seen.keys, positions
     keys, sample_of = seen.keys.unique(return_inverse=True)
     if len(keys) == len(seen.keys):
@@ -143,16 +143,13 @@ def _entering(top: Sequence[Tensor], best: Tensor, keys: Tensor, *, are_most: bo
     stays = torch.lt if may_be_tied else torch.le  # neither holds for NaN
     apart = best - least  # faster to reduce than booleans
     rows = stays(apart.amax(1), 0).logical_not_().nonzero().squeeze(1)
-    if not len(rows):
-        return rows, rows
     apart = apart[rows]
-    units = stays(apart.amax(0), 0).logical_not_().nonzero().squeeze(1)
-    apart = apart[:, units]
     enters = stays(apart, 0).logical_not_()
     if may_be_tied:
-        enters &= (apart != 0) | (keys[rows, None] < least_key[units])
-    columns, places = enters.T.nonzero(as_tuple=True)
-    return rows[places], units[columns]
+        enters &= (apart != 0) | (keys[rows, None] < least_key)
+    places, units = enters.nonzero(as_tuple=True)
+    units, order = units.sort(stable=True)
+    return rows[places[order]], units
 
 
 def _candidates(before: Sums, seen: SeenRows) -> list[Tensor]:

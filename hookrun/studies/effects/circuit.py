@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field
 from hookrun.engine.actions import values as action_values
 from hookrun.engine.spec import HookSpec
 from hookrun.engine.validation import Section
-from hookrun.errors import Problem, counted
+from hookrun.errors import Problem, counted, listed
 from hookrun.studies.effects.over import PLACES, WHERE, Over, listed_if_one
 from hookrun.studies.effects.records import CHANCE, CIRCUIT, REPLACED, is_change
 
@@ -26,15 +26,13 @@ MOST_SETS = 1_000
 
 
 def _paired(raw: Any) -> Any:
-    """A value of another run is that of the same sample at the same place, unless the mapping says otherwise.
+    """A value of another run is that of the same sample, unless the mapping says otherwise.
 
     The capture may be left out: it is found in the run.
     """
-    if not isinstance(raw, Mapping):
-        return raw
-    if "run" in raw:
-        return {"capture": "", "sample": "same", "at": "same", **raw}
-    return {"at": "same", **raw} if "file" in raw else raw
+    if isinstance(raw, Mapping) and "run" in raw:
+        return {"capture": "", "sample": "same", **raw}
+    return raw
 
 
 class Circuit(Section):
@@ -71,7 +69,7 @@ class Circuit(Section):
                 yield Problem(f"{WHERE}.{key}", what, f"leave {key} or the circuit out")
         varying = action_values.Ramp | action_values.PassValue | action_values.InlineFunction
         if isinstance(self.rest, varying) or action_values.is_drawn(self.rest):
-            what = f"{self.rest} is not the same in each pass"
+            what = "the value is not the same in each pass"
             yield Problem(REST, what, "use {run: R}, a number, or a tensor of a file")
         if hook.keys.when.probability < 1 or hook.keys.when.value is not None:
             what = (
@@ -91,14 +89,26 @@ class Circuit(Section):
         between = set(self.sizes) - {0, cells}
         return len(between) * (1 + self.chance) + 1
 
-    def line(self, cells: int, rest: Any) -> str:
-        """What is computed, for the plan."""
-        return (
+    def lines(self, cells: int, rest: Any, paths: Sequence[str]) -> Iterator[str]:
+        """What is computed, for the plan. paths: the modules whose outputs are replaced"""
+        yield (
             f"circuit: the strongest {', '.join(map(str, self.sizes))} are kept, all others replaced with {rest}, "
             f"beside {counted(self.chance, 'random set')} of each size: at most "
             f"{counted(self.most_sets(cells), 'set')} in a "
             "second pass over the samples; an element of several cells is replaced unless all of these are kept"
         )
+        holders = [path or "(root)" for path in paths if _holds_any(path, paths)]
+        if holders:
+            yield (
+                f"circuit: other modules of the grid are inside {listed(holders)}, and change nothing in sets that do "
+                "not keep this too: move the hook over one level of modules if that is not meant"
+            )
+
+
+def _holds_any(path: str, others: Sequence[str]) -> bool:
+    """Whether one of the others is inside the module."""
+    inside = f"{path}." if path else ""
+    return any(other != path and other.startswith(inside) for other in others)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 EFFECTS = "effects.safetensors"
 EFFECTS_TABLE = "effects.csv"
-CIRCUIT_TABLE = "circuit.csv"
 
 EXACT = "exact"
 GRADIENT = "gradient"
@@ -266,18 +265,6 @@ def write_effects(folder: Path, effects: Effects) -> None:
         write_tensors(file, dict(effects), metadata)
     rows = [cell.values() for cell in effects.cells()]
     write_table(folder / EFFECTS_TABLE, [(*effects.axes, *_NUMBERS), *rows])
-    if CIRCUIT in effects:
-        write_table(folder / CIRCUIT_TABLE, _circuit_rows(effects))
-
-
-def _circuit_rows(effects: Effects) -> Iterator[tuple[Any, ...]]:
-    """A row for each size of a circuit, below the names of the columns."""
-    yield "size", CIRCUIT, "chance_mean", "chance_std"
-    means = deviations = [None] * len(effects.sizes)
-    if CHANCE in effects:
-        means = effects[CHANCE].mean(0).tolist()
-        deviations = effects[CHANCE].std(0, correction=0).tolist()
-    yield from zip(effects.sizes, effects[CIRCUIT].tolist(), means, deviations, strict=True)
 
 
 def _dimensions(name: str, axes: Iterable[str]) -> list[str]:

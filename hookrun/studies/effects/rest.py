@@ -43,11 +43,14 @@ class Rest:
         names: ModelNames,
         samples: int | None,
     ) -> None:
-        self.value = _with_capture(value, hook, runs)
+        self.value = _completed(value, hook, runs)
         self._action = Replace(value=self.value)
         spec = replace(hook.spec, action=self._action)
         plan, problems = resolve(Spec((spec,), prepared.plan.seed), prepared.model, runs, names)
         problems += row_problems(plan, samples, trains=False)
+        moved = runs.padded_otherwise(self.value)
+        if moved is not None:
+            problems.append(Problem(REST, moved, "pad the samples of both runs on the same side"))
         refuse([problem.moved(REST) for problem in problems], CompileError)
         self._values = plan.hooks[0].values
         self._hooks = dict[int, PlannedHook]()  # by the id of a hook of the grid
@@ -60,12 +63,17 @@ class Rest:
         return self._hooks[id(hook)]
 
 
-def _with_capture(value: Any, hook: PlannedHook, runs: RunValues) -> Any:
-    """The value with the capture that it leaves out: that of the hook's own value, or the only one of the run."""
-    if not isinstance(value, action_values.RunValue):
+def _completed(value: Any, hook: PlannedHook, runs: RunValues) -> Any:
+    """The value with what it leaves out: it is taken at the same place, and from the capture of the hook's own value.
+
+    If the hook has no such value it comes from the only capture of the run.
+    """
+    if not isinstance(value, action_values.OutsideValue):
         return value
-    changed: dict[str, Any] = {"minus": _with_capture(value.minus, hook, runs)}
-    if not value.capture:
+    changed: dict[str, Any] = {"minus": _completed(value.minus, hook, runs)}
+    if hook.spec.takes_part and "at" not in value.model_fields_set:
+        changed["at"] = "same"
+    if isinstance(value, action_values.RunValue) and not value.capture:
         changed |= _capture(value.run, hook, runs)
     return value.model_copy(update=changed)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, field_validator
 
 from hookrun.engine.actions import values as action_values
+from hookrun.engine.hook_types import FORWARD_PRE
 from hookrun.engine.spec import HookSpec
 from hookrun.engine.spec.tokens import TokensClause
 from hookrun.errors import (
@@ -179,7 +180,9 @@ class EffectsTask(TaskOfOneSplit):
             f"{counted(len(grid.cells), 'cell')}: {sizes}; the plan shows the first value of each",
         ]
         if self.circuit is not None and grid.rest is not None:
-            lines.append(self.circuit.line(len(grid.cells), grid.rest.value))
+            replaces_inputs = grid.hook.spec.hook_type is FORWARD_PRE
+            paths = () if replaces_inputs else grid.paths
+            lines += self.circuit.lines(len(grid.cells), grid.rest.value, paths)
         if proven.unchecked is not None:
             lines.append(f"cells unchecked: {proven.unchecked}")
         metrics = [replace(metric, where="task.metric") for metric in prepared.metrics]

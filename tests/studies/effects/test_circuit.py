@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import itertools
 from collections.abc import Callable, Collection
 from typing import Any
@@ -55,9 +54,6 @@ def test_kept_heads_equal_path_patching_by_hand(executed: Any, corrupt: str) -> 
         for value in losses(found, "circuit_chance")[:, place].tolist():
             assert min(abs(value - each) for each in possible) < 1e-5
     assert len(found["circuit_chance"][:, 2].unique()) > 1, "random sets differ"
-    rows = list(csv.DictReader((made.path / "circuit.csv").read_text().splitlines()))
-    assert [row["size"] for row in rows] == ["8", "3", "1", "0"]
-    assert float(rows[1]["chance_mean"]) == pytest.approx(float(found["circuit_chance"][:, 1].mean()))
     again = executed(*HEADS, *NAMES, circuit, "task.method=gradient", "data.batch_size=1").effects
     for name in ("circuit", "circuit_chance"):
         torch.testing.assert_close(losses(again, name), losses(found, name), rtol=0, atol=1e-5)
@@ -84,6 +80,36 @@ def test_the_rest_may_be_a_mean_over_samples(executed: Any) -> None:
         order[:3], lambda value: means["fc" if value.shape[1] == 10 else "layers.1"].expand_as(value)
     )
     assert float(found["circuit"][0]) == pytest.approx(wanted, abs=1e-5)
+
+
+def test_whole_modules_are_replaced_from_a_run(executed: Any, ready: Any) -> None:
+    """Of a module and one inside it, the outer one silences the inner one, which the plan says."""
+    seen = "+hooks.seen={select: [layers, layers.1], hook: forward, action: capture}"
+    louder = "+hooks.louder={select: layers.0, hook: forward, action: scale, factor: 3}"
+    other = executed("task=predict", seen, louder, *DIGITS)
+    task = (*CHANNELS, "task.over={module: [layers, layers.1]}", "~task.over.index")
+    circuit = f"task.circuit={{sizes: [0, 1, 2], rest: {{run: {other.path}}}}}"
+    found = executed(*task, circuit).effects
+    kept = ("layers", "layers.1")[int((found["exact"] - found["unedited"]).abs().argmax())]
+    model, data = hookrun.build(overrides=["compute.device=cpu", *DIGITS])
+    (replaced,) = {"layers", "layers.1"} - {kept}
+    rows = iter(other.captures["seen"][replaced][:].split(5))
+    model.get_submodule(replaced).register_forward_hook(lambda m, a, out: next(rows))
+    batches = itertools.islice(data.loader("val"), 3)
+    with torch.no_grad():
+        values = [F.cross_entropy(model(batch.inputs), batch.target, reduction="none") for batch in batches]
+    assert float(losses(found)[1]) == pytest.approx(float(torch.cat(values).double().mean()), abs=1e-5)
+    assert "other modules of the grid are inside layers, " in "\n".join(ready(*task, circuit).lines)
+
+
+def test_a_rest_that_is_padded_otherwise_is_refused(executed: Any, refused: Any) -> None:
+    tokens = ("model=decoder", "model.args={layers: 1, heads: 2, width: 8}", "data=repeated_tokens")
+    small = (*tokens, "data.args={half: [2, 3], val_size: 2}")
+    other = executed("task=predict", *small, SEEN)
+    circuit = f"task.circuit={{sizes: 1, rest: {{run: {other.path}}}}}"
+    said = refused(*HEADS, *small, "data.args.padding=left", circuit)
+    assert "task.circuit.rest: " in said
+    assert "data.args.padding is 'right' there and 'left' here" in said
 
 
 def test_the_calls_of_a_block_are_kept_one_by_one(executed: Any, trusted: Any) -> None:
@@ -125,7 +151,7 @@ def test_a_run_cut_off_among_circuits_ends_equal(run: Any, executed: Any, monkey
         with pytest.raises(AssertionError):
             run(*arguments)
     assert main(["resume=run1"]) == 0
-    for name in ("effects.csv", "circuit.csv", "effects.safetensors"):
+    for name in ("effects.csv", "effects.safetensors"):
         assert ((whole.path.parent / "run1" / name).read_bytes()) == (whole.path / name).read_bytes()
 
 
