@@ -148,7 +148,7 @@ def circuits(settings: Settings) -> Result:
 
     ways = Ways()
     circuit = "task.circuit={sizes: [1, 2, 4, 8, 16], rest: 0, chance: 20}"
-    small = ["model.args.config.vocab_size=8192", "data.args.half=[8, 8]"]
+    small = ["model.args.config.vocab_size=8192", "data.args.half=[8, 8]", "compute.threads=1"]
     ours = OneRun([*_GPT2, *small, "task.method=gradient", circuit])
     names = [f"transformer.h.{layer}.attn.c_proj" for layer in range(4)]
     orders = [ours.run().by_strength(), *(torch.randperm(48).tolist() for _ in range(20))]
