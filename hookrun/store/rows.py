@@ -126,6 +126,10 @@ class Rows(IterableDataset[Tensor]):
         self._skipped = 0  # by the next pass
         self._ranks = (0, 1)
 
+    def __repr__(self) -> str:
+        order = "in random order" if self._shuffle else "in order"
+        return f"Rows({len(self):,} {order}, of {listed(map(repr, self._captures))})"
+
     def __len__(self) -> int:
         """The rows that this rank yields."""
         return len(_part(self._rows, *self._rank()))

@@ -91,11 +91,12 @@ class Circuit(Section):
 
     def lines(self, cells: int, rest: Any, paths: Sequence[str]) -> Iterator[str]:
         """What is computed, for the plan. paths: the modules whose outputs are replaced"""
+        sizes = ", ".join(map(str, self.sizes))
+        beside = f", beside {counted(self.chance, 'random set')} of each size" if self.chance else ""
         yield (
-            f"circuit: the strongest {', '.join(map(str, self.sizes))} are kept, all others replaced with {rest}, "
-            f"beside {counted(self.chance, 'random set')} of each size: at most "
-            f"{counted(self.most_sets(cells), 'set')} in a "
-            "second pass over the samples; an element of several cells is replaced unless all of these are kept"
+            f"circuit: the strongest {sizes} are kept, all others replaced with {rest}{beside}: at most "
+            f"{counted(self.most_sets(cells), 'set')} in a second pass over the samples; an element of several cells "
+            "is replaced unless all of these are kept"
         )
         holders = [path or "(root)" for path in paths if _holds_any(path, paths)]
         if holders:

@@ -10,7 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hookrun.errors import Lookup
+from hookrun.errors import Lookup, counted
 from hookrun.studies.kit.record_types import ask_report, html
 
 if TYPE_CHECKING:
@@ -226,6 +226,26 @@ class Effects(html.Shown, Lookup["Tensor"]):
             return f"largest effect: {metric} is not finite in any cell, {plain}"
         return f"largest effect: {largest.cell}: {metric} {largest.value:.4g}, {plain}{largest.tied}"
 
+    def circuits(self) -> list[dict[str, Any]]:
+        """A row for each size of a circuit: its faithfulness, and the mean of that of random sets."""
+        rows = list[dict[str, Any]]()
+        for place, size in enumerate(self.sizes):
+            row = {"size": size, "faithfulness": float(self[CIRCUIT][place])}
+            if CHANCE in self:
+                row["chance"] = float(self[CHANCE][:, place].mean())
+            rows.append(row)
+        return rows
+
+    def faithfulness(self) -> list[str]:
+        """A line about circuits; none if there are none."""
+        texts = list[str]()
+        for row in self.circuits():
+            text = f"{row['faithfulness']:.4g} with {counted(row['size'], 'cell')}"
+            if "chance" in row:
+                text += f" (random sets {row['chance']:.4g})"
+            texts.append(text)
+        return [f"circuit: faithfulness {', '.join(texts)}"] if texts else []
+
     def plot(self) -> Any:
         """The maps of the page: notebooks show them, `save` writes them into a file. HookrunError without any."""
         return ask_report("plot_of_study", self.folder, "effects", f"the effects of {self.about.get('hook')}")
@@ -350,12 +370,12 @@ def numbers_to_compare(run: Run) -> dict[str, float]:
 
 
 def answer_of(run: Run) -> dict[str, Any] | None:
-    """The largest effect, and how many other sites have one as large."""
+    """The largest effect, how many other sites have one as large, and the faithfulness of circuits."""
     effects = read_effects(run.path)
     largest = None if effects is None else effects.largest()
     if effects is None or largest is None:
         return None
-    return {
+    answer = {
         "what": "largest_effect",
         "hook": effects.about.get("hook"),
         "metric": effects.about.get("metric"),
@@ -365,3 +385,6 @@ def answer_of(run: Run) -> dict[str, Any] | None:
         "change": largest.change,
         "ties": largest.ties,
     }
+    if effects.sizes:
+        answer["circuit"] = effects.circuits()
+    return answer

@@ -349,7 +349,8 @@ class EffectsTask(TaskOfOneSplit):
             if self.circuit is not None and not context.stopped:
                 effects = self._with_circuit(self.circuit, values, effects, batches)
         write_effects(context.run_dir.path, effects)
-        context.screen.say("\n".join([effects.strongest(), *first_lines(effects.faults)]))
+        lines = [effects.strongest(), *effects.faithfulness(), *first_lines(effects.faults)]
+        context.screen.say("\n".join(lines))
         context.conclude(self.split, {"unedited": float(effects[PLAIN]), "cells": len(moved.grid.cells)})
 
     def _with_circuit(self, circuit: Circuit, values: Cells, effects: Effects, batches: Batches) -> Effects:

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 import hookrun
 from hookrun.cli import main
 from hookrun.report import write_report
+from hookrun.store.studies import answer_of
 from hookrun.studies.effects import cells
 from hookrun.studies.effects.records import Effects
 
@@ -61,7 +62,13 @@ def test_kept_heads_equal_path_patching_by_hand(executed: Any, corrupt: str) -> 
 
 def test_exact_values_rank_where_they_stand_alone(executed: Any) -> None:
     circuit = "task.circuit={sizes: [2, 4], rest: 0.25}"
-    found = executed(*CHANNELS, circuit).effects
+    made = executed(*CHANNELS, circuit)
+    found = made.effects
+    told = answer_of(made)["circuit"]
+    assert told == [
+        {"size": size, "faithfulness": value}
+        for size, value in zip((2, 4), found["circuit"].tolist(), strict=True)
+    ]
     assert "circuit_chance" not in found
     order = (found["exact"] - found["unedited"]).abs().flatten().argsort(descending=True).tolist()
     for place, size in enumerate((2, 4)):
