@@ -261,13 +261,13 @@ def _moments(rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
     The sums are of differences from the first element, so that a large mean does not hide a small variance.
     """
     first = rows.places.double()
-    for dim in range(1, first.dim()):
+    for dim in (rows.dims,) if isinstance(rows.dims, int) else rows.dims:
         first = first.narrow(dim, 0, 1)
     first = first.where(first.isfinite(), 0)
     apart = rows.places.double() - first
     total = apart.sum(rows.dims)
     squares = apart.square().sum(rows.dims)
-    first = first.flatten()
+    first = first.reshape(total.shape)
     mean = first + total / rows.n
     variance = (squares - total * total / rows.n).clamp(min=0) / (rows.n - 1)
     around_zero = squares + 2 * first * total + rows.n * first.square()

@@ -397,7 +397,8 @@ def _graph_problems(hook: PlannedHook) -> Iterator[Problem]:
         if is_by_sample(value):
             yield problem(f".{key}", "takes rows of another run at each call, which a graph cannot do")
         if isinstance(value, PassValue):
-            yield problem(f".{key}", "takes what another hook sees in each call, which a graph cannot do")
+            what = f"passes what it sees to {spec.where}.{key} in each call, which a graph cannot do"
+            yield Problem(f"hooks.{value.hook}", what, "run it without compiling, or leave out both hooks")
         if isinstance(value, InlineFunction):
             yield problem(f".{key}", "calls a function of yours at each call, which a graph cannot do")
     if spec.keys.tokens is not None:

@@ -148,6 +148,6 @@ def test_a_value_that_another_hook_takes_is_refused() -> None:
     spec["edit"]["value"] = {"hook": "seen", "module": "block.0"}  # type: ignore[assignment]
     with (
         hookrun.hooked(Net(), spec) as hooks,
-        pytest.raises(hookrun.CompileError, match=r"hooks\.edit\.value: .* takes what another hook sees"),
+        pytest.raises(hookrun.CompileError, match=r"hooks\.seen: passes what it sees to hooks\.edit\.value"),
     ):
         hooks.compile()
