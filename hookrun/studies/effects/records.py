@@ -375,7 +375,7 @@ def answer_of(run: Run) -> dict[str, Any] | None:
     largest = None if effects is None else effects.largest()
     if effects is None or largest is None:
         return None
-    answer = {
+    answer: dict[str, Any] = {
         "what": "largest_effect",
         "hook": effects.about.get("hook"),
         "metric": effects.about.get("metric"),
