@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -97,12 +98,7 @@ def test_tensors_of_a_container_follow_each_other(run: Run, tmp_path: Path) -> N
 
 
 def test_a_folder_gets_a_file_for_each_capture(tmp_path: Path) -> None:
-    made = RunDir.create(tmp_path / "run")
-    made.set_status("running")
-    made.captures.add("seen", "wide", torch.ones(3, 5), sample_ids=range(3), **AT)
-    made.captures.add("seen", "", torch.ones(3, 2), sample_ids=range(3), **AT)
-    made.close()
-    run = hookrun.open_run(made.path)
+    run = run_with(tmp_path, {("seen", "wide"): torch.ones(3, 5), ("seen", ""): torch.ones(3, 2)})
     assert run.export(tmp_path / "rows") == ["seen/wide", "seen/"]
     tables = [parquet.read_table(path) for path in sorted((tmp_path / "rows").iterdir())]
     assert [table["module"][0].as_py() for table in tables] == ["wide", ""]
@@ -131,12 +127,7 @@ def test_only_an_empty_folder_is_filled(run: Run, tmp_path: Path) -> None:
 
 
 def test_a_module_is_found_at_any_hook(tmp_path: Path) -> None:
-    made = RunDir.create(tmp_path / "run")
-    made.set_status("running")
-    made.captures.add("first", "fc1", torch.ones(3, 2), sample_ids=range(3), **AT)
-    made.captures.add("second", "fc2", torch.ones(3, 2), sample_ids=range(3), **AT)
-    made.close()
-    run = hookrun.open_run(made.path)
+    run = run_with(tmp_path, {("first", "fc1"): torch.ones(3, 2), ("second", "fc2"): torch.ones(3, 2)})
     assert run.export(tmp_path / "rows.parquet", module="fc2") == ["second/fc2"]
     with pytest.raises(hookrun.HookrunError, match=r"'first', 'second': did you mean 'fc\d'"):
         run.export(tmp_path / "rows.parquet", module="fc3")
@@ -176,3 +167,13 @@ def test_a_missing_pyarrow_is_named(run: Run, tmp_path: Path, monkeypatch: pytes
     with pytest.raises(hookrun.HookrunError, match="pyarrow is not installed: pip install pyarrow"):
         run.export(tmp_path / "rows.parquet")
     assert pyarrow.__version__
+
+
+def run_with(folder: Path, rows: Mapping[tuple[str, str], torch.Tensor]) -> Run:
+    """A run with the rows of each hook and module."""
+    made = RunDir.create(folder / "run")
+    made.set_status("running")
+    for (hook, module), values in rows.items():
+        made.captures.add(hook, module, values, sample_ids=range(len(values)), **AT)
+    made.close()
+    return hookrun.open_run(made.path)
