@@ -11,7 +11,7 @@ from pydantic import Field
 
 from hookrun.errors import spec_error
 from hookrun.run.experiment.experiment import Experiment
-from hookrun.run.experiment.task import JobCache, Task, changed
+from hookrun.run.experiment.task import JobCache, Ready, Task, changed
 from hookrun.store.config.row_files import RowFiles
 
 if TYPE_CHECKING:
@@ -92,11 +92,13 @@ class TaskOfCaptures(TaskOfRuns):
 
     def prepare(
         self, experiment: Experiment, *, trust: frozenset[str], cache: JobCache | None = None
-    ) -> Analysis:
+    ) -> Ready:
         """Find the run and its captures. Raises SpecError if something is missing or does not fit."""
         from hookrun.run.tasks.captured.input import find
 
         analysis = find(experiment, self.run, self.capture, self.rows, by_token=self.by_token)
+        if analysis is None:
+            return Ready(experiment)
         self.check(analysis)
         return analysis
 

@@ -46,7 +46,8 @@ class Analysis(Ready):
 class TwoRuns(Ready):
     """Two runs to be compared, or the jobs of two sweeps in pairs.
 
-    jobs:     name of a job -> its run in each sweep; for two runs one pair with the name ``""``
+    jobs:     name of a job -> its run in each sweep; for two runs one pair with the name ``""``; none as long as one of
+              them is still to be made, as one of the needs
     unpaired: the jobs of one of the sweeps only
     runs:     how the runs were found, for the record
     """
@@ -58,8 +59,8 @@ class TwoRuns(Ready):
 
 def find(
     experiment: Experiment, path: str | None, hook: str | None, rows: RowFiles | None, *, by_token: bool
-) -> Analysis:
-    """Open the run and choose its captures.
+) -> Analysis | None:
+    """Open the run and choose its captures. None: it is one of the needs and is still to be made.
 
     path:     the directory or name of the run; None is an error
     hook:     the name of the hook that captured; None: the only one of the run
@@ -68,7 +69,10 @@ def find(
 
     Raises SpecError if there is no run, no such hook, or no capture with one row for each sample.
     """
-    run, used = opened(experiment, "task.run", path, rows)
+    found = opened(experiment, "task.run", path, rows)
+    if found is None:
+        return None
+    run, used = found
     if rows is not None and not isinstance(run, RowFolder):
         raise spec_error("task.rows", f"{run.path} is a run, which has captures of its own", "leave it out")
     with refused_at("task.run"):
@@ -78,8 +82,8 @@ def find(
 
 def opened(
     experiment: Experiment, where: str, path: str | None, rows: RowFiles | None = None
-) -> tuple[Run, UsedRunRecord]:
-    """The run that the key `where` names by its directory or name, and how it was found.
+) -> tuple[Run, UsedRunRecord] | None:
+    """The run that the key `where` names by its directory or name, and how it was found; None: still to be made.
 
     rows: a directory that is not a run is a folder of files of another program, and which are read
 
@@ -98,9 +102,7 @@ def opened(
     runs = RunReferences.of(experiment)
     with refused_at(where):
         run, used = runs.open(path), runs.used(where, path)
-    if run is None or used is None:
-        raise spec_error(where, f"{path} has not been run yet", "leave out task=plan, so that it runs first")
-    return run, used
+    return None if run is None or used is None else (run, used)
 
 
 def _noting(experiment: Experiment, *runs: Run) -> Experiment:
@@ -187,8 +189,12 @@ def find_both(
     jobs = _jobs_of_a_sweep(experiment, path)
     other_jobs = _jobs_of_a_sweep(experiment, other)
     if not jobs and not other_jobs:
-        run, used = opened(experiment, "task.run", path, rows)
-        other_run, other_used = opened(experiment, "task.other", other, rows)
+        found = opened(experiment, "task.run", path, rows)
+        other_found = opened(experiment, "task.other", other, rows)
+        if found is None or other_found is None:
+            return TwoRuns(experiment, {})
+        run, used = found
+        other_run, other_used = other_found
         with refused_at("task.rows"):
             if isinstance(other_run, RowFolder):
                 other_run = other_run.like(run)
