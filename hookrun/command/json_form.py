@@ -127,7 +127,7 @@ class Output(Result):
     ok: bool
     """Whether the exit code is 0."""
     exit: int
-    """0: done. 1: the run failed. 2: refused. 3: a check failed or stopped it. 128 + n: signal n ended it."""
+    """0: done. 1: the run failed. 2: refused. 3: a check failed, or runs differ. 128 + n: signal n ended it."""
     notes: list[str]
     mistakes: list[Mistake] = []
     """Why it is not ok."""

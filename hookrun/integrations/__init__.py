@@ -6,6 +6,7 @@ Each is imported, together with its library, when it is first used.
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -28,14 +29,22 @@ def __dir__() -> list[str]:
 class NotInstalled(HookrunError, ImportError):
     """The library of an integration is not installed."""
 
+    exit_code = 2
+
 
 @contextmanager
-def needing(library: str, extra: str) -> Iterator[None]:
-    """The block imports a library; without it NotInstalled says which extra has it."""
+def needing(library: str, extra: str, module: str = "") -> Iterator[None]:
+    """The block imports a library; without it NotInstalled says which extra has it.
+
+    module: the `__name__` of a module that is a command too, which prints the error and ends
+    """
     try:
         yield
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != library:
             raise
-        message = f"{library} is not installed: pip install 'hookrun[{extra}]'"
-        raise NotInstalled(message) from error
+        missing = NotInstalled(f"{library} is not installed: pip install 'hookrun[{extra}]'")
+        if module == "__main__":
+            print(missing, file=sys.stderr)
+            sys.exit(missing.exit_code)
+        raise missing from error

@@ -10,7 +10,7 @@ from typing import Any
 
 from hookrun.integrations import needing
 
-with needing("inspect_ai", "inspect"):
+with needing("inspect_ai", "inspect", __name__):
     from inspect_ai.model import GenerateConfig, ModelAPI, modelapi
 
 

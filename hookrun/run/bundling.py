@@ -157,8 +157,9 @@ def _opened(path: Path) -> Run:
         what = "\n".join([f"{run.path} is damaged:", *first_lines(bad)])
         raise spec_error("RUN", what, "make the run again")
     if not run.config:
-        what = f"{run.path} has no {CONFIG}: it was recorded in a loop of your own"
-        raise spec_error("RUN", what, "hand on the file of its hooks")
+        what = f"{run.path} has no {CONFIG}: it was recorded in a loop of your own, and that stores no hooks as written"
+        hint = "hand on the file of its hooks, or bundle a run of them: hookrun.run(EXPERIMENT, model=…, data=…)"
+        raise spec_error("RUN", what, hint)
     return run
 
 

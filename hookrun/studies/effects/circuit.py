@@ -66,7 +66,10 @@ class Circuit(Section):
         for key in over:
             if key not in PLACES:
                 what = f"a circuit replaces places, and cells that differ in {key} only are at the same place"
-                yield Problem(f"{WHERE}.{key}", what, f"leave {key} or the circuit out")
+                hint = f"leave {key} or the circuit out"
+                if key == "experts":
+                    hint += "; if each expert is a module, select them and move the hook over {module: each}"
+                yield Problem(f"{WHERE}.{key}", what, hint)
         varying = action_values.Ramp | action_values.PassValue | action_values.InlineFunction
         if isinstance(self.rest, varying) or action_values.is_drawn(self.rest):
             what = "the value is not the same in each pass"

@@ -63,7 +63,8 @@ class MovedHook:
         self._runners = dict[str, SiteRunner]()
         self._ops = dict[tuple[str, int, int], Op]()
         self.rows = defaultdict[int, set[int]](set)
-        self._replaced = dict[tuple[str, int], ReplacedValue]()  # path and call -> for the current batch
+        # path, call and shapes, which may differ from pass to pass -> for the current batch
+        self._replaced = dict[tuple[object, ...], ReplacedValue]()
 
     def begin(self) -> None:
         """Forget what belongs to the last batch."""
@@ -135,7 +136,8 @@ class MovedHook:
 
     def _keep_cells(self, cells: frozenset[int], site: HookSite, value: Any) -> Any:
         """The value of a copy of the batch in which all cells but these are replaced."""
-        place = site.path, site.call
+        shapes = [leaf.shape for leaf in members(value) if isinstance(leaf, Tensor)]
+        place = site.path, site.call, *shapes
         if place not in self._replaced:
             rest = self.grid.rest
             assert rest is not None

@@ -29,6 +29,33 @@ NETS = """
         return nn.Sequential(nn.Flatten(), tokens, Mixture(8, 3), Mixture(8, 5), nn.Flatten(), nn.Linear(64, 10))
 """
 
+ROUTED = """
+    from mixtures import Router
+    from torch import nn
+    import torch
+
+
+    class Routed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.router = Router(8, 4, 2)
+            self.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+
+        def forward(self, x):
+            _, shares, chosen = self.router(x)
+            mixed = torch.zeros_like(x)
+            for number, expert in enumerate(self.experts):
+                *row, place = torch.where(chosen == number)
+                mixed.index_put_(tuple(row), expert(x[*row]) * shares[*row, place, None], accumulate=True)
+            return x + mixed
+
+
+    def rows():
+        torch.manual_seed(0)
+        tokens = nn.Unflatten(1, (8, 8))
+        return nn.Sequential(nn.Flatten(), tokens, Routed(), Routed(), nn.Flatten(), nn.Linear(64, 10))
+"""
+
 
 @pytest.fixture
 def net(trusted: Any) -> tuple[str, ...]:
@@ -72,6 +99,37 @@ def test_an_expert_that_a_module_lacks_is_refused(executed: Callable[..., Any], 
             "task.over={experts: each}",
             *net,
         )
+
+
+def test_experts_that_are_modules_make_circuits(executed: Any, refused: Any, net: Any, trusted: Any) -> None:
+    said = refused(*TASK, DROPPED, "task.over={experts: each}", "task.circuit={sizes: [1], rest: 0}", *net)
+    assert "select them and move the hook over {module: each}" in said
+    trusted(routed=ROUTED)
+    routed = ("model=python", "model.factory=routed:rows")
+    each = '+hooks.h={select: "*.experts.*", hook: forward, action: scale, factor: 0}'
+    circuit = "task.circuit={sizes: [1, 3, 6], rest: 0}"
+    found = executed(*TASK, each, "task.over={module: each}", circuit, *routed).effects
+    model, data = hookrun.build(overrides=["compute.device=cpu", *routed, *DIGITS])
+    model.eval()
+    batches = list(itertools.islice(data.loader("val"), 2))
+
+    def loss(left_out: list[str]) -> float:
+        handles = [model.get_submodule(path).register_forward_hook(zeroed) for path in left_out]
+        with torch.no_grad():
+            losses = [F.cross_entropy(model(batch.inputs), batch.target) for batch in batches]
+        for handle in handles:
+            handle.remove()
+        return float(sum(losses)) / len(losses)
+
+    paths = found.axes["module"]
+    by_size = sorted(paths, key=lambda path: abs(loss([path]) - loss([])))
+    for place, size in enumerate((1, 3, 6)):
+        kept = loss(by_size[:-size]) - loss(paths)
+        assert float(found["circuit"][place]) == pytest.approx(kept / (loss([]) - loss(paths)), abs=1e-3)
+
+
+def zeroed(module: Any, args: Any, output: Tensor) -> Tensor:
+    return torch.zeros_like(output)
 
 
 def by_hand(overrides: tuple[str, ...], path: str, experts: list[int]) -> Tensor:
