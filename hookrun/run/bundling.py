@@ -158,7 +158,9 @@ def _opened(path: Path) -> Run:
         raise spec_error("RUN", what, "make the run again")
     if not run.config:
         what = f"{run.path} has no {CONFIG}: it was recorded in a loop of your own, and that stores no hooks as written"
-        hint = "hand on the file of its hooks, or bundle a run of them: hookrun.run(EXPERIMENT, model=…, data=…)"
+        hint = (
+            "hand on the file of its hooks, or bundle a run of them: hookrun.run(EXPERIMENT, model=…, data=…)"
+        )
         raise spec_error("RUN", what, hint)
     return run
 

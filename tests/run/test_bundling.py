@@ -266,6 +266,15 @@ def test_overrides_change_hooks_of_a_bundle(bundle: Path, capsys: pytest.Capture
     assert mistake["fix"] == {"key": "hooks.ablate.select", "value": "relu1"}
 
 
+def test_a_misspelt_folder_gets_the_nearest_ones(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert hookrun.cli.main(["task=plan", f"hooks_from={bundle}s"]) == 2
+    assert f"there is no {bundle}s\n      did you mean '{bundle}'?" in capsys.readouterr().err
+    with pytest.raises(
+        SpecError, match=f"there is no {bundle.with_name('bundel')}\n *did you mean '{bundle}'"
+    ):
+        hookrun.load_bundle(bundle.with_name("bundel"))
+
+
 def test_equal_names_are_refused(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     hook = "{select: fc, hook: forward, action: scale, factor: 2}"
     (mistake,) = planned(capsys, f"hooks_from={bundle.name}", f"+hooks.ablate={hook}")["mistakes"]
@@ -360,6 +369,26 @@ def test_a_run_without_an_edit_to_hand_on(
         write_bundle(run.path, tmp_path / "b")
     assert message in str(raised.value)
     assert not (tmp_path / "b").exists()
+
+
+def test_a_recorded_loop_is_refused_with_the_way(tmp_path: Path) -> None:
+    """A run of the same hooks on a model of one's own has its configuration, and is handed on."""
+    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
+    double = {"double": {"select": "1", "hook": "forward", "action": "scale", "factor": 2}}
+    with hookrun.record(model, double, tmp_path / "recorded"):
+        model(torch.ones(1, 4))
+    with pytest.raises(
+        SpecError, match=r"RUN: .* no .hydra/config.yaml[^$]*hookrun.run\(EXPERIMENT, model=…"
+    ):
+        write_bundle(tmp_path / "recorded", tmp_path / "b")
+    write_experiment(tmp_path, double, task={"name": "predict"})
+    data = [(torch.ones(4), 0), (-torch.ones(4), 1)]
+    run = hookrun.run(
+        "mine", config_dir=tmp_path, model=model, data=data, run_dir=tmp_path / "run", quiet=True
+    )
+    write_bundle(run.path, tmp_path / "b")
+    with hookrun.hooked(model, hookrun.load_bundle(tmp_path / "b")), torch.no_grad():
+        assert model(data[0][0]).equal(model[0](data[0][0]).relu() * 2)
 
 
 def test_values_that_have_changed_are_refused(executed: Any, tmp_path: Path) -> None:

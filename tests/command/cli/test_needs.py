@@ -106,6 +106,22 @@ def test_a_need_runs_first_then_is_reused(patched: Path, patched_once: tuple[Pat
         assert f"{LINE}{patched.parent.name}/{patched.name} (used again)" in said
 
 
+def test_tasks_that_read_runs_may_need_them(call: Call, cwd: Path, conf: Callable[..., str]) -> None:
+    needs = "needs:\n  a: {experiment: clean}\n  b: {experiment: clean, overrides: [seed=1]}\n"
+    conf(**{"experiment/two": f"# @package _global_\n{needs}"})
+    code, said = call("experiment=two", "task=compare", "task.run=a", "task.other=outputs/nowhere")
+    assert (code, made(cwd)) == (2, []), "what is missing is told before the needs are run"
+    assert "task.other: there is no " in said
+    assert call("experiment=two", "task=compare", "task.run=a", "task.other=b")[0] == 0
+    a, b = map(hookrun.open_run, sorted(made(cwd), key=lambda run: hookrun.open_run(run).config["seed"]))
+    compared = json.loads((cwd / "outputs/latest/compare.json").read_text())
+    assert compared["first"] == a.compare(b).first
+    assert compared["first"]["module"] == "layers.1"
+    code, said = call("experiment=two", "task=similarity", "task.run=a")
+    assert code == 0, said
+    assert f"similarity of {a.path}" in said
+
+
 def test_an_incomplete_run_is_not_reused(patched: Path, call: Call, cwd: Path) -> None:
     clean = patched
     status = json.loads((clean / "status.json").read_text())

@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 import hookrun
 from hookrun.cli import main
 from hookrun.compare import main as compare
+from hookrun.report import write_report
 from hookrun.store.format import differences
 from hookrun.store.reader import Run
 from hookrun.studies.compare.comparison import differing
@@ -149,7 +150,10 @@ def test_the_command_compares_two_directories(executed: Any, digits: tuple[Run, 
     assert compare([*paths]) == 0
     assert "first: layers.2" in capsys.readouterr().out
     assert compare([*paths, "task.on_difference=stop"]) == 3
-    assert hookrun.open_run("outputs/latest").status["status"] == "stopped"
+    assert capsys.readouterr().err.startswith("stopped: first: layers.2, sample ")
+    stopped = hookrun.open_run("outputs/latest")
+    assert stopped.status["status"] == "stopped"
+    assert "<b>It was stopped</b>" in write_report(stopped.path).read_text()
     same = (f"task.run={paths[0]}", f"task.other={paths[0]}")
     executed("task=compare", *same, "task.on_difference=stop", "task.tolerance=0")
     assert "no difference" in capsys.readouterr().out
