@@ -24,6 +24,7 @@ PLAN = ("task=plan", "task.name=plan")
 """Words of the command, which show the plan of the experiment's own task."""
 INTERPOLATION = r"`${` begins an interpolation; for the characters themselves write \${"
 _KEY = re.compile(r"\+{0,2}[\w.@/-]+")
+_QUOTED_KEY = re.compile(r"""(["'])([^"'{}\[\],:]+)\1(?=\s*:)""")
 _PACKAGE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
@@ -77,8 +78,10 @@ def unreadable(error: OverrideParseException, app: App) -> Problem:
     if "${" in text:
         return Problem(text, what, INTERPOLATION, place=text.partition("=")[0].lstrip("+"))
     next_step = "check that they are closed"
-    whole = in_quotes(text)
-    if whole is not None:
+    whole = _QUOTED_KEY.sub(r"\2", text)
+    if of_one_value(whole) is not None:  # else it cannot be read for another reason
+        next_step = f"write keys without quotes: {_for_shell(whole)}"
+    elif (whole := in_quotes(text)) is not None:
         next_step = f"put the value in quotes of its own: {_for_shell(whole)}"
     hint = f"brackets, braces, commas, parentheses and quotes mean something to Hydra: {next_step}"
     key, _, value = text.partition("=")

@@ -23,7 +23,7 @@ from omegaconf.errors import KeyValidationError, OmegaConfBaseException
 from yaml.reader import ReaderError
 
 from hookrun.engine.keys import MAX_DEPTH, MAX_NAME, MAX_TEXT
-from hookrun.errors import HookrunError, Problem, SpecError
+from hookrun.errors import HookrunError, Problem, SpecError, nearest
 
 MAX_BYTES = 1 << 20
 MAX_VALUES = 10_000
@@ -152,7 +152,8 @@ def _problem(error: Exception, path: Path, text: str) -> Problem:
         case yaml.YAMLError():
             return _broken(error, path, text)
         case FileNotFoundError():
-            return Problem(str(path), "there is no such file")
+            files = [file.name for file in path.parent.glob("*.y*ml")]
+            return Problem(str(path), "there is no such file", nearest(path.name, files) if files else "")
         case OSError():
             return Problem(str(path), error.strerror or str(error))
         case UnicodeDecodeError():
