@@ -360,8 +360,12 @@ class Run(Shown):
         transpose: globs of the other run's modules -> the dimensions of their captures, of which 0 is the rows, in the
                    order of this run's: ``{"blocks.*.z": [0, 2, 1, 3]}``
 
-        Raises StoreError if a file of a run is missing or damaged, SpecError for names that do not fit the runs.
+        Raises StoreError if a file of a run is missing or damaged, SpecError for names that do not fit the runs,
+        HookrunError for another `by` or `tolerance`.
         """
+        if not {*by} <= {"module", "tokens"} or not tolerance >= 0:
+            found = f"found by={by!r}, tolerance={tolerance!r}"
+            raise HookrunError(f"compare: {found}; expected module and tokens, and a tolerance of at least 0")
         if not isinstance(other, Run):
             other = open_run(other)
         return ask_study("compare_runs", self, other, by, tolerance, cka, names, transpose)

@@ -133,8 +133,10 @@ class PlannedHook(Completed):
 
     @cached_property
     def points(self) -> dict[str, str]:
-        """Path of each point that its action adds -> the path of the match at which it is."""
+        """Path of each point that its action adds -> the path of the module at which it is."""
         points = dict[str, str]()
+        if self.spec.hook_type.on_parameters:
+            return points
         for match in self.matches:
             for name in self.spec.action.points:
                 points[point_path(match.path, self.spec.name, name)] = match.path

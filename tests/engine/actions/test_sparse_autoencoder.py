@@ -241,6 +241,14 @@ def test_both_widths_are_named_if_they_differ(tmp_path: Path) -> None:
     assert "blocks.1.hook_resid_post" in why
 
 
+@pytest.mark.parametrize("kind", ["grad", "weight", "optimizer_step_pre"])
+def test_it_does_not_go_on_parameters(kind: str, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH))
+    spec = {"sae": hook(saved(tmp_path), hook=kind)}
+    with pytest.raises(hookrun.CompileError, match=f"'sparse_autoencoder' does not go with hook type '{kind}'"):
+        hookrun.compile(spec, model)
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "another architecture": ({"architecture": "transcoder"}, "architecture: found 'transcoder'"),
     "another activation function": ({"activation_fn_str": "tanh-relu"}, "activation_fn: found 'tanh-relu'"),
