@@ -70,6 +70,24 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         hookrun.load_spec()
 
 
+def test_a_misspelt_path_gets_the_nearest_names(tmp_path: Path) -> None:
+    (tmp_path / "sae").mkdir()
+    for name in ("hooks.yaml", "values.safetensors", "sae/cfg.json"):
+        (tmp_path / name).touch()
+    with pytest.raises(hookrun.SpecError, match=r"there is no such file; did you mean 'hooks.yaml'\?"):
+        hookrun.load_spec(tmp_path / "hoks.yaml")
+    on = {"select": "0", "hook": "forward"}
+    hooks = {
+        "a": {**on, "action": "add_bias", "value": {"file": str(tmp_path / "value.safetensors")}},
+        "b": {**on, "action": "sparse_autoencoder", "weights": {"folder": str(tmp_path / "saes")}},
+    }
+    with pytest.raises(hookrun.CompileError) as caught:
+        hookrun.compile(hooks, nn.Sequential(nn.ReLU()))
+    said = str(caught.value)
+    assert f"{tmp_path}/value.safetensors; did you mean 'values.safetensors'?" in said
+    assert f"{tmp_path}/saes; did you mean 'sae'?" in said
+
+
 @pytest.mark.parametrize("model", [None, [nn.Linear(2, 2)], nn.Linear], ids=["none", "list", "class"])
 def test_what_is_not_a_module_is_refused_in_words(model: Any) -> None:
     with pytest.raises(hookrun.HookrunError, match=r"model: found .*, expected a torch\.nn\.Module"):

@@ -19,7 +19,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from hookrun.errors import HookrunError, counted, shortened
+from hookrun.errors import HookrunError, counted, nearest, shortened
 from hookrun.store.format import decode, encode
 
 MOST_JSON = 32 * 2**20
@@ -65,6 +65,15 @@ def is_file(path: Path) -> bool:
     """Whether there is one. StoreError for a name that the system does not take, such as one of 300 characters."""
     with os_errors(f"cannot read {shortened(str(path), 400)}"):
         return path.is_file()
+
+
+def near(path: Path, pattern: str) -> str:
+    """Names like that of a path that is missing, of what lies beside it and matches: ``; did you mean 'b'?`` or empty.
+
+    pattern: of names, or of files in folders, which stand for these
+    """
+    names = {each.relative_to(path.parent).parts[0] for each in path.parent.glob(pattern)}
+    return f"; {nearest(path.name, names)}" if names else ""
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from hookrun.store.captures.read import (
 from hookrun.store.captures.shard import Entry
 from hookrun.store.captures.tensor_file import open_tensors
 from hookrun.store.config.row_files import RowFiles
-from hookrun.store.files import StoreError, os_errors
+from hookrun.store.files import StoreError, near, os_errors
 from hookrun.store.format import STORED_DTYPES
 from hookrun.store.reader import Run
 from hookrun.store.records import fitting
@@ -46,7 +46,7 @@ def open_folder(path: str | os.PathLike[str], rows: RowFiles | Mapping[str, Any]
     keys = rows if isinstance(rows, RowFiles) else validated(RowFiles, rows, "rows")
     folder = Path(path).expanduser().resolve()
     if not folder.is_dir():
-        raise StoreError(f"there is no folder {folder}")
+        raise StoreError(f"there is no folder {folder}{near(folder, '*/')}")
     return RowFolder(folder, _files(folder, keys), keys)
 
 

@@ -23,7 +23,8 @@ from omegaconf.errors import KeyValidationError, OmegaConfBaseException
 from yaml.reader import ReaderError
 
 from hookrun.engine.keys import MAX_DEPTH, MAX_NAME, MAX_TEXT
-from hookrun.errors import HookrunError, Problem, SpecError, nearest
+from hookrun.errors import HookrunError, Problem, SpecError
+from hookrun.store.files import near
 
 MAX_BYTES = 1 << 20
 MAX_VALUES = 10_000
@@ -152,8 +153,7 @@ def _problem(error: Exception, path: Path, text: str) -> Problem:
         case yaml.YAMLError():
             return _broken(error, path, text)
         case FileNotFoundError():
-            files = [file.name for file in path.parent.glob("*.y*ml")]
-            return Problem(str(path), "there is no such file", nearest(path.name, files) if files else "")
+            return Problem(str(path), f"there is no such file{near(path, '*.y*ml')}")
         case OSError():
             return Problem(str(path), error.strerror or str(error))
         case UnicodeDecodeError():

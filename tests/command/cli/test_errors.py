@@ -54,6 +54,10 @@ def said_of(said: Callable[..., str], conf: Conf) -> Callable[[str], str]:
         (["vars.x=1"], ["vars.x: there is no such key\n      vars holds no keys; to add it: +vars.x=1\n"]),
         (["experiment=[clip_fc,ad_bias]"], ["experiment: there is no 'ad_bias'; did you mean 'add_bias'?"]),
         (["experiment=tutoral/01_print_gradient"], ["did you mean 'tutorial/01_print_gradient'"]),
+        (
+            ['+vars={"a.*": {"b": x}, c: 1}'],
+            ['Hydra: write keys without quotes: "+vars={a.*: {b: x}, c: 1}"\n'],
+        ),
         (["++model=cnn"], ["\n  force-add of config groups is not supported: '++model=cnn'\n"]),
         (
             ["-m", "trian.epochs=3", "seed=1,2"],

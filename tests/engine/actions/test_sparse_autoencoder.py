@@ -245,7 +245,9 @@ def test_both_widths_are_named_if_they_differ(tmp_path: Path) -> None:
 def test_it_does_not_go_on_parameters(kind: str, tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH))
     spec = {"sae": hook(saved(tmp_path), hook=kind)}
-    with pytest.raises(hookrun.CompileError, match=f"'sparse_autoencoder' does not go with hook type '{kind}'"):
+    with pytest.raises(
+        hookrun.CompileError, match=f"'sparse_autoencoder' does not go with hook type '{kind}'"
+    ):
         hookrun.compile(spec, model)
 
 

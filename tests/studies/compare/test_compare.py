@@ -160,6 +160,14 @@ def test_the_command_compares_two_directories(executed: Any, digits: tuple[Run, 
     assert compare(paths[:1]) == 2
 
 
+@pytest.mark.parametrize("keys", [{"by": ["modul"]}, {"tolerance": -1}, {"tolerance": math.nan}])
+def test_other_arguments_of_python_are_refused(digits: tuple[Run, Run], keys: dict[str, Any]) -> None:
+    with pytest.raises(
+        hookrun.HookrunError, match="expected module and tokens, and a tolerance of at least 0"
+    ):
+        digits[0].compare(digits[1], **keys)
+
+
 def test_training_differs_first_at_its_first_step(executed: Any) -> None:
     train = ("model=mlp", "task=train", "train.epochs=1", "train.limit_batches=3", SEEN)
     fault = "+hooks.x={select: layers.2, hook: forward, action: scale, factor: 1.1, when: {step: {start: 1}}}"

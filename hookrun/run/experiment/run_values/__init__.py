@@ -48,7 +48,7 @@ from hookrun.run.experiment.run_values.runs import (
 )
 from hookrun.store.captures.read import StoredCapture
 from hookrun.store.captures.tensor_file import open_tensors, read_tensor
-from hookrun.store.files import is_file
+from hookrun.store.files import is_file, near
 from hookrun.store.format import encode
 from hookrun.store.reader import ROWS_AT_ONCE, Run
 from hookrun.store.records import UsedRunRecord, grouped
@@ -290,7 +290,7 @@ def _read(value: FileValue | RunValue, names: tuple[str, ...], runs: RunReferenc
 def _read_file(value: FileValue, names: tuple[str, ...]) -> Tensor:
     path = Path(expanduser(value.file)).absolute()
     if not is_file(path):
-        raise HookrunError(f"there is no file {path}")
+        raise HookrunError(f"there is no file {path}{near(path, '*.safetensors')}")
     with open_tensors(path.resolve()) as file:
         keys = list(file.keys())
         key = value.key

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from os.path import lexists
 from pathlib import Path
 
 from hookrun.engine.actions.autoencoders import CONFIG, WEIGHTS, Autoencoder, AutoencoderConfig
 from hookrun.engine.validation import parse
 from hookrun.errors import HookrunError, shortened
 from hookrun.store.captures.tensor_file import read_tensors
-from hookrun.store.files import is_file, read_json
+from hookrun.store.files import is_file, near, read_json
 
 
 def read_autoencoder(folder: Path) -> Autoencoder:
     """The autoencoder in a folder. HookrunError if there is none, or it is not one that is computed as SAELens does."""
+    if not lexists(folder) and (others := near(folder, f"*/{CONFIG}")):
+        raise HookrunError(f"there is no folder {folder}{others}")
     for path in (folder / CONFIG, folder / WEIGHTS):
         if not is_file(path) or path.is_symlink():
             raise HookrunError(
