@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import os
 import shlex
-import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -42,7 +41,7 @@ from hookrun.store.bundles import CARD, HOOKS, PICTURE, TENSORS, VERSION, folder
 from hookrun.store.captures.tensor_file import open_tensors, read_tensor, write_tensors
 from hookrun.store.config.interpolations import resolved
 from hookrun.store.config.stored import read_yaml
-from hookrun.store.files import new_file, os_errors, sync_folder, write_json
+from hookrun.store.files import new_file, new_folder, os_errors, write_json
 from hookrun.store.format import CHECKPOINTS, CONFIG, MODEL, OVERRIDES, PLAN
 from hookrun.store.manifest import hashed
 from hookrun.store.objective import preferred
@@ -133,16 +132,10 @@ def write_bundle(path: Path, out: Path) -> Bundling:
     out = out.absolute()
     if os.path.lexists(out) and (out.is_symlink() or not out.is_dir() or any(out.iterdir())):
         raise spec_error("OUT", f"{out} is there already, and is not an empty folder", "give another folder")
-    aside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    shutil.rmtree(aside, ignore_errors=True)  # of a process of this number that was killed
-    try:
-        with os_errors(f"cannot write {out}"):
-            aside.mkdir(parents=True)
+    with os_errors(f"cannot write {out}"):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with new_folder(out) as aside:
             _write(made, aside)
-            os.rename(aside, out)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-    sync_folder(out.parent)
     return made
 
 
