@@ -94,10 +94,9 @@ def _schema(capture: StoredCapture) -> Any:
         )
     numbers = arrow.array(capture.numpy(slice(0, 1)).reshape(-1))
     element = arrow.field("element", numbers.type, nullable=False)
-    fields = [arrow.field(name, arrow.string()) for name in (*_NAMES, *_TEXTS)]
-    fields += [arrow.field(name, arrow.int64()) for name in _NUMBERS]
-    fields.append(arrow.field("vector", arrow.list_(element, len(numbers)), nullable=False))
-    return arrow.schema(fields, {"hookrun": json.dumps(kind)})
+    types = dict.fromkeys((*_NAMES, *_TEXTS), arrow.string()) | dict.fromkeys(_NUMBERS, arrow.int64())
+    vector = arrow.field("vector", arrow.list_(element, len(numbers)), nullable=False)
+    return arrow.schema([*types.items(), vector], {"hookrun": json.dumps(kind)})
 
 
 @contextmanager

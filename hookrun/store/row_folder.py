@@ -7,15 +7,15 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from hookrun.data.info import SPLITS
-from hookrun.engine.spec.selector import Node, Tree, parse_selector
+from hookrun.engine.spec.selector import Tree, parse_selector
 from hookrun.engine.validation import validated
-from hookrun.errors import MOST_COMPARED, counted, listed, nearest, shortened
+from hookrun.errors import counted, listed, nearest, shortened
 from hookrun.store.captures.read import (
     PlainFile,
     SampleTable,
@@ -58,10 +58,9 @@ class RowFolder(Run):
         self.files = files
         self.keys = keys
         samples = _SamplesOfFiles(path, files)
-        # Files of the folder that are called like those of a run are not read.
-        vars(self).update({name: {} for name in ("config", "plan", "env", "model", "hooks")})
-        vars(self).update({name: [] for name in ("metrics", "stats", "faults")})
         captures = read_captures(path, files, {}, samples)
+        # Files of the folder that are called like those of a run are not read.
+        vars(self).update(config={}, plan={}, env={}, model={}, hooks={}, metrics=[], stats=[], faults=[])
         vars(self).update(predictions=None, samples=samples, captures=captures)
 
     @property
@@ -81,9 +80,7 @@ class RowFolder(Run):
 
         StoreError if the run has several captures, none with the name of the folder, or rows of several splits.
         """
-        name = self.path.name
-        if len(run.captures) == 1:
-            name = next(iter(run.captures))
+        (name,) = run.captures if len(run.captures) == 1 else (self.path.name,)
         splits = set[int]()
         for capture in chosen_tensors(run.captures, name):
             splits.update(capture.split_numbers.tolist())
@@ -130,9 +127,11 @@ def _files(folder: Path, keys: RowFiles) -> list[PlainFile]:
     """The files with tensors that match, in their order, each with the number of its first sample."""
     with os_errors(f"cannot list {folder}"):
         paths = [path for path in islice(folder.glob(keys.pattern), MOST_FILES + 1) if path != folder]
-        present = [path.name for path in islice(folder.iterdir(), MOST_COMPARED)]
-    if not paths:
-        raise StoreError(f"no file of {folder} matches {keys.pattern!r}: {nearest(keys.pattern, present)}")
+        if not paths:
+            present = (path.name for path in folder.iterdir())
+            raise StoreError(
+                f"no file of {folder} matches {keys.pattern!r}: {nearest(keys.pattern, present)}"
+            )
     if len(paths) > MOST_FILES:
         raise StoreError(f"{folder} has more than the {MOST_FILES:,} files that are read")
     files = list(_joined(folder, keys, paths))
@@ -150,16 +149,14 @@ def _natural(path: Path) -> tuple[list[str | int], str]:
     return [int(part) if part.isdecimal() else part for part in parts], str(path)
 
 
-def _matching(key: str, names: tuple[str, ...]) -> list[str]:
-    found = parse_selector(key).find(Tree({name: Node(name) for name in names}))
-    return [name for name in names if name in found]
-
-
 def _tensors(path: Path, folder: Path) -> Tensors:
     """The header of a file. StoreError if it is not a whole file of tensors."""
     with open_tensors(path, folder) as file:
-        parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-        return {name: (part.get_dtype(), part.get_shape()) for name, part in parts.items()}
+        tensors: Tensors = {}
+        for name in file.keys():  # noqa: SIM118 (not a mapping)
+            part = file.get_slice(name)
+            tensors[name] = (part.get_dtype(), part.get_shape())
+        return tensors
 
 
 def _joined(folder: Path, keys: RowFiles, paths: Iterable[Path]) -> Iterator[PlainFile]:
@@ -167,12 +164,13 @@ def _joined(folder: Path, keys: RowFiles, paths: Iterable[Path]) -> Iterator[Pla
 
     StoreError if the rows do not fit together.
     """
-    find = lru_cache(partial(_matching, keys.key))
+    selector = parse_selector(keys.key)
+    select = lru_cache(lambda names: selector.select(Tree.of_names(names)))
     kinds = dict[str, tuple[tuple[str, tuple[int, ...]], Path]]()
     counts = Counter[str]()
     for number, path in enumerate(sorted(paths, key=_natural)):
         tensors = _tensors(path, folder)
-        entries = [_entry(path, folder.name, name, *tensors[name], keys) for name in find(tuple(tensors))]
+        entries = [_entry(path, folder.name, name, *tensors[name], keys) for name in select(tuple(tensors))]
         for entry in entries:
             kind = entry.dtype, entry.shape
             before, first = kinds.setdefault(entry.module, (kind, path))
