@@ -217,10 +217,8 @@ def _numbers(run: Run) -> dict[str, float]:
 
 def _predicted(run: Run) -> dict[tuple[str, int], Any]:
     """(split, sample) -> the predicted class, or what a study has predicted."""
-    predicted = dict[tuple[str, int], Any]()
-    for place, line in run.samples.by_sample.items():
-        if line.get("predicted_class") is not None:
-            predicted[place] = line["predicted_class"]
+    classes = {place: line.get("predicted_class") for place, line in run.samples.by_sample.items()}
+    predicted = {place: name for place, name in classes.items() if name is not None}
     for of_study in functions_of_studies("predictions_to_compare"):
         predicted |= of_study(run)
     return predicted

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -164,25 +165,20 @@ def differing(before: Mapping[str, Any], now: Mapping[str, Any], tolerance: floa
     """A row for each key path at which two nested mappings differ, of lists with the first item that does."""
     rows = list[Row]()
     for key, old, new in differences(before, now):
-        for place, value, other in _apart(old, new, tolerance):
-            rows.append({"key": f"{key}{place}", "run": value, "other": other})
-            break
+        rows += islice(_apart(key, old, new, tolerance), 1)
     return rows
 
 
-def _apart(old: Any, new: Any, tolerance: float) -> Iterator[tuple[str, Any, Any]]:
-    """The places at which two values differ, in lists of the same length ``[2].edges[0]``, and the values there."""
+def _apart(key: str, old: Any, new: Any, tolerance: float) -> Iterator[Row]:
+    """A row for each place at which two values differ, in lists of the same length ``key[2].edges[0]``."""
     if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        places = {f"[{number}]": number for number in range(len(old))}
+        for number, (item, other) in enumerate(zip(old, new, strict=True)):
+            yield from _apart(f"{key}[{number}]", item, other, tolerance)
     elif isinstance(old, dict) and isinstance(new, dict) and old.keys() == new.keys():
-        places = {f".{key}": key for key in old}
-    else:
-        if is_apart(old, new, tolerance):
-            yield "", old, new
-        return
-    for place, key in places.items():
-        for deeper, value, other in _apart(old[key], new[key], tolerance):
-            yield place + deeper, value, other
+        for name in old:
+            yield from _apart(f"{key}.{name}", old[name], new[name], tolerance)
+    elif is_apart(old, new, tolerance):
+        yield {"key": key, "run": old, "other": new}
 
 
 def statistics(lines: Lines, name: Callable[[str], str | None]) -> dict[str, dict[str, Any]]:
@@ -207,9 +203,7 @@ def plan(content: Mapping[str, Any]) -> dict[str, Any]:
     for hook in content.get("hooks", []):
         targets = {target["path"]: target for target in hook.get("targets", [])}
         hooks[hook["name"]] = {**hook, "targets": targets}
-    named = {**content, "hooks": hooks}
-    named.pop("hash", None)
-    return named
+    return {**content, "hooks": hooks, "hash": None}
 
 
 def _weights_file(run: Run) -> Path | None:
@@ -284,11 +278,9 @@ def predictions(
     relative_l2: of all outputs; `largest`: the largest difference of two outputs
     """
     common = [place for place in before if place in after]
-    changes = list[Row]()
-    for place in common:
-        if before[place] != after[place]:
-            changes.append(_change(*place, None, before[place], after[place]))
-    comparison = Compared()
+    changed = [place for place in common if before[place] != after[place]]
+    changes = [_change(*place, None, before[place], after[place]) for place in changed]
+    comparison = Compared([], {}, [])
     if outputs is not None and others is not None:
         comparison = compared(_main(outputs), _main(others), samples.by_sample, tolerance)
     elif outputs is not None or others is not None:
@@ -360,8 +352,8 @@ def _main(leaf: Leaf) -> StoredCapture:
     """The model's main output, as for its loss."""
     if isinstance(leaf, StoredCapture):
         return leaf
+    by_name = {path.strip("."): capture for path, capture in leaf.items()}
     for name in ("logits", "out"):
-        for path in leaf:
-            if path.strip(".") == name:
-                return leaf[path]
+        if name in by_name:
+            return by_name[name]
     return next(iter(leaf.values()))

@@ -196,9 +196,9 @@ class Compared:
     notes:    what could not be compared, in words; `other_shape`: rows of the same samples have other shapes
     """
 
-    pairs: list[Pair] = field(default_factory=list)
-    by_token: dict[int, Difference] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    pairs: list[Pair]
+    by_token: dict[int, Difference]
+    notes: list[str]
     other_shape: bool = False
 
     @property
