@@ -30,6 +30,9 @@ _OF_CAPTURES = ("token", "relative_l2", "largest", "differs", "note")
 _OF_METRICS = ("key", "run", "other", "differs")
 """What a notebook shows of captures, or if there are none of metrics."""
 
+Rows = Listing[dict[Name, Any]]
+"""A table: a mapping for each row."""
+
 MOST_LISTED = 1_000
 """The statistics of a comparison that are listed, and the captures in compare.json."""
 
@@ -56,16 +59,16 @@ class Comparison(html.Shown, Record):
     other: Text = ""
     first: dict[Name, Any] | None = None
     reasons: Listing[Text] = []
-    captures: Listing[Any] = []
-    unpaired: Listing[Any] = []
-    metrics: Listing[Any] = []
+    captures: Rows = []
+    unpaired: Rows = []
+    metrics: Rows = []
     predictions: dict[Name, Any] = {}
-    weights: Listing[Any] = []
+    weights: Rows = []
     weights_of: Text = ""
-    statistics: Listing[Any] = []
-    plan: Listing[Any] = []
-    config: Listing[Any] = []
-    names: Listing[Any] = []
+    statistics: Rows = []
+    plan: Rows = []
+    config: Rows = []
+    names: Rows = []
     jobs: dict[Name, Comparison] = {}
 
     def _view(self) -> html.View:

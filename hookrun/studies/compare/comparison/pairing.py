@@ -66,9 +66,9 @@ class Pairing:
     def partner_of(self, capture: StoredCapture, other: Run) -> StoredCapture | None:
         """The capture of the same value in the other run."""
         module = self.partner(capture.module)
-        if module is None or capture.hook not in other.captures:
+        if module is None or capture.hook not in other.captures or module not in other.captures[capture.hook]:
             return None
-        leaf: Any = other.captures[capture.hook].get(module, {})
+        leaf = other.captures[capture.hook][module]
         tensors = {"": leaf} if isinstance(leaf, StoredCapture) else leaf
         paths = _ALONE if self.partners is not None and capture.path in _ALONE else (capture.path,)
         return next((tensors[path] for path in paths if path in tensors), None)
