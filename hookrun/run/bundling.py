@@ -220,18 +220,16 @@ def _planned(run: Run, specs: list[HookSpec], runs: RunReferences) -> ResolvedPl
         spec = by_name[hook["name"]]
         _require_portable(spec)
         planned = PlannedHook(spec, tuple(map(_match, hook.get("targets", []))))
-        values = {
-            key: _read(planned, key, value, runs) for key, value in spec.action.outside_values().items()
-        }
+        given = spec.action.outside_values()
+        values = {key: _read(planned, key, value, runs) for key, value in given.items()}
         hooks.append(replace(planned, values=values))
     broken = f"{run.path / PLAN} is not a whole plan: "
-    code = dict[str, Code]()
-    bundle = None
     with refused_at("RUN", kinds=(AttributeError, KeyError, TypeError), what=broken):
-        for where, each in plan.get("code", {}).items():
-            code[where] = Code(each["function"], each["sha256"], each["hashed"])
-        if "bundle" in plan:
-            bundle = BundleOrigin("", plan["bundle"]["sha256"], "", {})
+        code = {
+            where: Code(each["function"], each["sha256"], each["hashed"])
+            for where, each in plan.get("code", {}).items()
+        }
+        bundle = BundleOrigin("", plan["bundle"]["sha256"], "", {}) if "bundle" in plan else None
         again = ResolvedPlan(plan["model"], tuple(hooks), plan["seed"], code=code, bundle=bundle)
     if again.hash != plan.get("hash"):
         what = "files or runs from which its hooks take values have changed since"
