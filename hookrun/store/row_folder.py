@@ -166,29 +166,31 @@ def _joined(folder: Path, keys: RowFiles, paths: Iterable[Path]) -> Iterator[Pla
     """
     selector = parse_selector(keys.key)
     select = lru_cache(lambda names: selector.select(Tree.of_names(names)))
+    are_samples = keys.each_file == "samples"
     kinds = dict[str, tuple[tuple[str, tuple[int, ...]], Path]]()
     counts = Counter[str]()
     for number, path in enumerate(sorted(paths, key=_natural)):
         tensors = _tensors(path, folder)
         entries = [_entry(path, folder.name, name, *tensors[name], keys) for name in select(tuple(tensors))]
+        if not entries:
+            continue
         for entry in entries:
             kind = entry.dtype, entry.shape
             before, first = kinds.setdefault(entry.module, (kind, path))
             if kind != before:
                 name = shortened(entry.module)
                 raise StoreError(f"{path}: the rows of {name!r} are {kind}, and in {first} they are {before}")
-        if keys.each_file == "samples" and len({(counts[entry.module], entry.rows) for entry in entries}) > 1:
+        starts = {(counts[entry.module], entry.rows) for entry in entries}
+        if are_samples and len(starts) > 1:
             names = listed(shortened(entry.module) for entry in entries)
             raise StoreError(
                 f"{path}: {names} do not have the same number of rows in it, or in the files before it: row n of one "
                 "would not be of the sample of row n of another one; choose one of them with `key`"
             )
-        if entries:
-            name = path.relative_to(folder).as_posix()
-            sample = counts[entries[0].module] if keys.each_file == "samples" else number
-            yield PlainFile(name, path.stat().st_size, entries, keys.each_file, sample)
-        for entry in entries:
-            counts[entry.module] += entry.rows
+        name = path.relative_to(folder).as_posix()
+        sample = counts[entries[0].module] if are_samples else number
+        yield PlainFile(name, path.stat().st_size, entries, keys.each_file, sample)
+        counts.update({entry.module: entry.rows for entry in entries})
 
 
 def _entry(path: Path, hook: str, name: str, code: str, shape: list[int], keys: RowFiles) -> Entry:
