@@ -138,10 +138,8 @@ def partners(given: Mapping[Any, Any], first: Side, other: Side, where: str) -> 
         if len(mistakes.problems) >= MOST_LISTED:  # the nearest names take time
             break
     mistakes.refuse()
-    for path in first.paths:
-        if path not in named and path in other.paths and path not in taken:
-            named[path] = path
-    return named
+    same = [path for path in first.paths if path in other.paths and path not in taken]
+    return {path: path for path in same} | named
 
 
 def _corresponding(left: Any, right: Any, where: str) -> list[tuple[_Glob, _Glob]]:

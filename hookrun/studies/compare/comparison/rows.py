@@ -316,8 +316,9 @@ def measured(rows: Tensor, others: Tensor, tolerance: float) -> tuple[Tensor, Te
     right = torch.where(is_finite, right, 0)
     square = left.abs().square()
     square_apart = apart.square()
-    terms = [(left.conj() * right).real, square, right.abs().square(), square_apart, nans, other_nans, broken]
-    sums = torch.stack([term.sum(1) for term in terms], dim=1)
+    products = (left.conj() * right).real.sum(1)
+    squares = [square.sum(1), right.abs().square().sum(1), square_apart.sum(1)]
+    sums = torch.stack([products, *squares, nans.sum(1), other_nans.sum(1), broken.sum(1)], dim=1)
     # Masked attention scores are so large that no other difference would count beside them.
     masked = _is_lowest(rows) & _is_lowest(others)
     norm = torch.where(masked, 0, square).sum(1).sqrt()
