@@ -463,6 +463,9 @@ class Lookup(Mapping[str, V]):
             raise NoSuchKey(f"no {self._kind} {key!r} in {self._where}: {nearest(key, self.data)}")
         return self.data[name]
 
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and self._aliases.get(key, key) in self.data
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.data)
 

@@ -61,8 +61,7 @@ def card_text(run: Run, plan: str, left_out: Mapping[str, str], command: str, *,
     command:  that made the run
     """
     rows = ["| metric | value |", "|---|---|"]
-    for name, value in last_metrics(run.metrics).items():
-        rows.append(f"| {escaped(name)} | {value:.6g} |")
+    rows += [f"| {escaped(name)} | {value:.6g} |" for name, value in last_metrics(run.metrics).items()]
     missing = [f"Left out: {escaped(name)}, because {escaped(why)}." for name, why in left_out.items()]
     return _CARD.format(
         model=escaped(run.plan.get("model")),

@@ -6,10 +6,8 @@ the modules that it matched, so that a model with more of them is edited where t
 
 from __future__ import annotations
 
-import copy
 import os
 import shlex
-import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -42,7 +40,7 @@ from hookrun.store.bundles import CARD, HOOKS, PICTURE, TENSORS, VERSION, folder
 from hookrun.store.captures.tensor_file import open_tensors, read_tensor, write_tensors
 from hookrun.store.config.interpolations import resolved
 from hookrun.store.config.stored import read_yaml
-from hookrun.store.files import new_file, os_errors, sync_folder, write_json
+from hookrun.store.files import new_file, new_folder, os_errors, write_json
 from hookrun.store.format import CHECKPOINTS, CONFIG, MODEL, OVERRIDES, PLAN
 from hookrun.store.manifest import hashed
 from hookrun.store.objective import preferred
@@ -71,9 +69,8 @@ class Bundling:
 
     def add(self, hook: PlannedHook, written: Mapping[str, Any], runs: RunReferences) -> None:
         """Add a hook of the run's configuration, with its values."""
-        body = {"enabled": True} | copy.deepcopy(dict(written))
-        body["select"] = _selectors(hook)
-        values = dict(hook.spec.action.outside_values())
+        body = {"enabled": True, **written, "select": _selectors(hook)}
+        values = hook.spec.action.outside_values()
         for name in hook.added:
             learned = self._learned(hook, name)
             if learned is not None:
@@ -89,14 +86,16 @@ class Bundling:
                 body[key] = {"folder": name}
             elif isinstance(value, OutsideValue):
                 kept = {part: body[key][part] for part in ("factor", "at") if part in body[key]}
-                body[key] = kept | self._keep(name, _value(hook, key, runs, factor=1.0))
+                body[key] = kept | self._keep(
+                    name, _read(hook, key, value.model_copy(update={"factor": 1.0}), runs)
+                )
         self.hooks[hook.spec.name] = body
 
     def _learned(self, hook: PlannedHook, name: str) -> dict[str, Any] | None:
         """Keep the parameters of this name that the run has trained; None if it has not saved any."""
-        root = self.run.path
-        paths = [root / CHECKPOINTS / f"{each}.safetensors" for each in ("best", "last")]
-        path = next(filter(Path.is_file, paths), None)
+        folder = self.run.path / CHECKPOINTS
+        kept = [folder / "best.safetensors", folder / "last.safetensors"]
+        path = next(filter(Path.is_file, kept), None)
         if path is None:
             if self.run.model.get("trained") or self.run.model.get("weights") != "random":
                 what = f"adds the parameter {name!r}, and the run has no checkpoint with its values"
@@ -104,11 +103,11 @@ class Bundling:
                 raise spec_error(hook.spec.where, what, hint)
             return None
         values = dict[str, Tensor]()
-        with open_tensors(path, root) as file:
+        with open_tensors(path, self.run.path) as file:
             stored = set(file.keys())
             for match in hook.matches:
-                keys = [f"{each}.{name}".lstrip(".") for each in match.names]
-                for key in stored.intersection(keys):
+                names = {f"{each}.{name}".lstrip(".") for each in match.names}
+                for key in stored & names:
                     values[match.path] = read_tensor(file, key)
         if len(values) < len(hook.matches):
             raise spec_error(hook.spec.where, f"{path} does not have the parameter {name!r} of every module")
@@ -133,16 +132,10 @@ def write_bundle(path: Path, out: Path) -> Bundling:
     out = out.absolute()
     if os.path.lexists(out) and (out.is_symlink() or not out.is_dir() or any(out.iterdir())):
         raise spec_error("OUT", f"{out} is there already, and is not an empty folder", "give another folder")
-    aside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    shutil.rmtree(aside, ignore_errors=True)  # of a process of this number that was killed
-    try:
-        with os_errors(f"cannot write {out}"):
-            aside.mkdir(parents=True)
+    with os_errors(f"cannot write {out}"):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with new_folder(out) as aside:
             _write(made, aside)
-            os.rename(aside, out)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-    sync_folder(out.parent)
     return made
 
 
@@ -198,13 +191,14 @@ def _left_out(plan: ResolvedPlan, *, trained: bool) -> dict[str, str]:
     reasons = dict[str, str]()
     for hook in plan.hooks:
         action = hook.spec.action
+        name = hook.spec.name
         writes = hook.spec.hook_type is APPLY and action.does is None and not hook.added
         if not hook.matches:
-            reasons[hook.spec.name] = "it matched nothing"
-        elif action.observes and hook.spec.name not in passed:
-            reasons[hook.spec.name] = "it only observes"
+            reasons[name] = "it matched nothing"
+        elif action.observes and name not in passed:
+            reasons[name] = "it only observes"
         elif writes and trained:
-            reasons[hook.spec.name] = "it changed the weights before they were trained"
+            reasons[name] = "it changed the weights before they were trained"
     return reasons
 
 
@@ -229,16 +223,16 @@ def _planned(run: Run, specs: list[HookSpec], runs: RunReferences) -> ResolvedPl
         spec = by_name[hook["name"]]
         _require_portable(spec)
         planned = PlannedHook(spec, tuple(map(_match, hook.get("targets", []))))
-        values = {key: _value(planned, key, runs) for key in spec.action.outside_values()}
+        given = spec.action.outside_values()
+        values = {key: _read(planned, key, value, runs) for key, value in given.items()}
         hooks.append(replace(planned, values=values))
     broken = f"{run.path / PLAN} is not a whole plan: "
-    code = dict[str, Code]()
-    bundle = None
     with refused_at("RUN", kinds=(AttributeError, KeyError, TypeError), what=broken):
-        for where, each in plan.get("code", {}).items():
-            code[where] = Code(each["function"], each["sha256"], each["hashed"])
-        if "bundle" in plan:
-            bundle = BundleOrigin("", plan["bundle"]["sha256"], "", {})
+        code = {
+            where: Code(each["function"], each["sha256"], each["hashed"])
+            for where, each in plan.get("code", {}).items()
+        }
+        bundle = BundleOrigin("", plan["bundle"]["sha256"], "", {}) if "bundle" in plan else None
         again = ResolvedPlan(plan["model"], tuple(hooks), plan["seed"], code=code, bundle=bundle)
     if again.hash != plan.get("hash"):
         what = "files or runs from which its hooks take values have changed since"
@@ -248,10 +242,13 @@ def _planned(run: Run, specs: list[HookSpec], runs: RunReferences) -> ResolvedPl
 
 def _match(target: Mapping[str, Any]) -> Match:
     """A module or parameter as plan.json has it, without its size."""
-    paths = tuple(target.get("names", ()))
-    own = tuple(target.get("own", ()))
     return Match(
-        target["path"], paths, target.get("class") or "", 0, target.get("shape"), matched_parameters=own
+        path=target["path"],
+        names=tuple(target.get("names", ())),
+        type=target.get("class") or "",
+        parameters=0,
+        shape=target.get("shape"),
+        matched_parameters=tuple(target.get("own", ())),
     )
 
 
@@ -266,22 +263,18 @@ def _require_portable(spec: HookSpec) -> None:
             raise spec_error(f"{spec.where}.{key}", what, "give one value for all, such as sample: mean")
 
 
-def _value(hook: PlannedHook, key: str, runs: RunReferences, **changes: Any) -> dict[str, Source]:
-    """Path of a match -> the value of a parameter there; changes: made in the value before it is read."""
-    value: Any = hook.spec.action.outside_values()[key]
-    if isinstance(value, OutsideValue):
-        value = value.model_copy(update=changes)
+def _read(hook: PlannedHook, key: str, value: Any, runs: RunReferences) -> dict[str, Source]:
+    """Path of a match -> the value of a parameter there."""
     places = {match.path: captured_as(hook.spec, match) for match in hook.matches}
     with refused_at(f"{hook.spec.where}.{key}"):
         return read_value(value, places, runs)
 
 
 def _write(made: Bundling, folder: Path) -> None:
-    files = _write_values(made, folder)
     for name, content in _texts(made).items():
         with new_file(folder / name) as file:
             file.write(content.encode("utf-8", "backslashreplace"))
-    write_json(folder / MODEL, _record(made, files))
+    write_json(folder / MODEL, _record(made, _write_values(made, folder)))
     read_bundle(folder, "OUT", whole=True)  # what a reader would refuse is not written
 
 

@@ -146,8 +146,9 @@ class Bundle:
                 raise StoreError(f"{path} does not have the tensors of {MODEL}: they differ in {names}")
             for name, record in self.record.tensors.items():
                 if tensor_digest(read_tensor(file, name)) != record.sha256:
-                    what = f"the tensor {shortened(name)!r} was changed: it is not that of {MODEL}"
-                    raise StoreError(f"{path}: {what}")
+                    raise StoreError(
+                        f"{path}: the tensor {shortened(name)!r} was changed: it is not that of {MODEL}"
+                    )
         for name, sha256 in self.record.files.items():
             if hashed(self.folder / name, self.folder)[1] != sha256:
                 raise StoreError(f"{self.folder / shortened(name)} was changed: it is not that of {MODEL}")
@@ -218,8 +219,8 @@ def _read(folder: Path) -> Bundle:
         sites={hook.name: _sites_text(record.hooks.get(hook.name, [])) for hook in spec.hooks},
         call=None if record.call is None else record.call.model_dump(),
     )
-    placed = parse_spec(content, record.seed)
-    return Bundle(folder, content["hooks"], Spec(placed.hooks, record.seed, origin), record)
+    placed = replace(parse_spec(content, record.seed), bundle=origin)
+    return Bundle(folder, content["hooks"], placed, record)
 
 
 def _place_values(hooks: dict[str, Any], spec: Spec, folder: Path) -> None:
@@ -240,19 +241,19 @@ def _leading_out(hook: HookSpec, record: BundleRecord) -> Iterator[Problem]:
         yield Problem(f"{hook.where}.{key}", "names a function", hint)
     for key, value in hook.action.outside_values().items():
         where = f"{hook.where}.{key}"
-        if isinstance(value, RunValue | RunFaults):
-            yield Problem(where, f"names the run {shortened(value.run)!r}", hint)
-        elif isinstance(value, FileValue) and value.file != TENSORS:
-            yield Problem(where, f"names the file {shortened(value.file)!r}", hint)
-        elif isinstance(value, FileValue) and value.minus is not None:
-            yield Problem(f"{where}.minus", "names another value: store the difference", hint)
-        elif isinstance(value, FileValue) and not value.is_by_module and value.key not in record.tensors:
-            what = f"found the key {shortened(str(value.key))!r}, which is not a tensor of {MODEL}"
-            yield misnamed(where, what, str(value.key), record.tensors)
-        elif isinstance(value, FolderValue) and not folder_files(value.folder) <= record.files.keys():
-            yield Problem(
-                where, f"names the folder {shortened(value.folder)!r}, which {MODEL} does not", hint
-            )
+        match value:
+            case RunValue() | RunFaults():
+                yield Problem(where, f"names the run {shortened(value.run)!r}", hint)
+            case FileValue() if value.file != TENSORS:
+                yield Problem(where, f"names the file {shortened(value.file)!r}", hint)
+            case FileValue() if value.minus is not None:
+                yield Problem(f"{where}.minus", "names another value: store the difference", hint)
+            case FileValue() if not value.is_by_module and value.key not in record.tensors:
+                what = f"found the key {shortened(str(value.key))!r}, which is not a tensor of {MODEL}"
+                yield misnamed(where, what, str(value.key), record.tensors)
+            case FolderValue() if not folder_files(value.folder) <= record.files.keys():
+                what = f"names the folder {shortened(value.folder)!r}, which {MODEL} does not"
+                yield Problem(where, what, hint)
 
 
 def folder_files(name: str) -> set[str]:
@@ -278,4 +279,4 @@ def form_of(tensor: Tensor, *, hashed: bool = False) -> dict[str, Any]:
     from hookrun.engine.trust.callables import tensor_digest
 
     form = {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
-    return {**form, "sha256": tensor_digest(tensor)} if hashed else form
+    return form | {"sha256": tensor_digest(tensor)} if hashed else form

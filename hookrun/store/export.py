@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +12,7 @@ from hookrun.errors import HookrunError
 from hookrun.store.background import ahead
 from hookrun.store.captures.read import StoredCapture
 from hookrun.store.captures.tensor_file import dtype_name, start_flushing
-from hookrun.store.files import os_errors, replacing, sync_folder
+from hookrun.store.files import new_folder, os_errors, replacing
 from hookrun.store.tables import installed
 
 PARQUET = ".parquet"
@@ -54,17 +52,9 @@ def export_rows(target: Path, captures: Sequence[StoredCapture]) -> None:
         _require_one_kind(captures)
         _write(target, captures)
         return
-    aside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    with os_errors(f"cannot make the folder {aside}"):
-        aside.mkdir()
-    try:
+    with os_errors(f"cannot write the folder {target}"), new_folder(target) as aside:
         for number, capture in enumerate(captures):
             _write(aside / f"{number:06d}{PARQUET}", [capture])
-        with os_errors(f"cannot write the folder {target}"):
-            os.rename(aside, target)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-    sync_folder(target.parent)
 
 
 def _require_one_kind(captures: Sequence[StoredCapture]) -> None:
@@ -104,10 +94,9 @@ def _schema(capture: StoredCapture) -> Any:
         )
     numbers = arrow.array(capture.numpy(slice(0, 1)).reshape(-1))
     element = arrow.field("element", numbers.type, nullable=False)
-    fields = [arrow.field(name, arrow.string()) for name in (*_NAMES, *_TEXTS)]
-    fields += [arrow.field(name, arrow.int64()) for name in _NUMBERS]
-    fields.append(arrow.field("vector", arrow.list_(element, len(numbers)), nullable=False))
-    return arrow.schema(fields, {"hookrun": json.dumps(kind)})
+    types = dict.fromkeys((*_NAMES, *_TEXTS), arrow.string()) | dict.fromkeys(_NUMBERS, arrow.int64())
+    vector = arrow.field("vector", arrow.list_(element, len(numbers)), nullable=False)
+    return arrow.schema([*types.items(), vector], {"hookrun": json.dumps(kind)})
 
 
 @contextmanager

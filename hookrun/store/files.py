@@ -11,6 +11,7 @@ import csv
 import errno
 import os
 import re
+import shutil
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -113,6 +114,23 @@ def replacing(path: Path, *, flushes: bool = True, flushes_folder: bool = True) 
         raise
     if flushes_folder:
         sync_folder(path.parent)
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """Write a folder atomically: the block fills another one beside it, which then gets the name of `path`.
+
+    An error leaves what was there; an empty folder is replaced.
+    """
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    shutil.rmtree(aside, ignore_errors=True)  # of a process of this number that was killed
+    try:
+        aside.mkdir()
+        yield aside
+        os.rename(aside, path)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    sync_folder(path.parent)
 
 
 def write_json(path: Path, value: Mapping[str, Any], *, flushes_folder: bool = True) -> None:

@@ -7,15 +7,15 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from hookrun.data.info import SPLITS
-from hookrun.engine.spec.selector import Node, Tree, parse_selector
+from hookrun.engine.spec.selector import Tree, parse_selector
 from hookrun.engine.validation import validated
-from hookrun.errors import MOST_COMPARED, counted, listed, nearest, shortened
+from hookrun.errors import counted, listed, nearest, shortened
 from hookrun.store.captures.read import (
     PlainFile,
     SampleTable,
@@ -58,10 +58,9 @@ class RowFolder(Run):
         self.files = files
         self.keys = keys
         samples = _SamplesOfFiles(path, files)
-        # Files of the folder that are called like those of a run are not read.
-        vars(self).update({name: {} for name in ("config", "plan", "env", "model", "hooks")})
-        vars(self).update({name: [] for name in ("metrics", "stats", "faults")})
         captures = read_captures(path, files, {}, samples)
+        # Files of the folder that are called like those of a run are not read.
+        vars(self).update(config={}, plan={}, env={}, model={}, hooks={}, metrics=[], stats=[], faults=[])
         vars(self).update(predictions=None, samples=samples, captures=captures)
 
     @property
@@ -81,9 +80,7 @@ class RowFolder(Run):
 
         StoreError if the run has several captures, none with the name of the folder, or rows of several splits.
         """
-        name = self.path.name
-        if len(run.captures) == 1:
-            name = next(iter(run.captures))
+        (name,) = run.captures if len(run.captures) == 1 else (self.path.name,)
         splits = set[int]()
         for capture in chosen_tensors(run.captures, name):
             splits.update(capture.split_numbers.tolist())
@@ -130,9 +127,11 @@ def _files(folder: Path, keys: RowFiles) -> list[PlainFile]:
     """The files with tensors that match, in their order, each with the number of its first sample."""
     with os_errors(f"cannot list {folder}"):
         paths = [path for path in islice(folder.glob(keys.pattern), MOST_FILES + 1) if path != folder]
-        present = [path.name for path in islice(folder.iterdir(), MOST_COMPARED)]
-    if not paths:
-        raise StoreError(f"no file of {folder} matches {keys.pattern!r}: {nearest(keys.pattern, present)}")
+        if not paths:
+            present = (path.name for path in folder.iterdir())
+            raise StoreError(
+                f"no file of {folder} matches {keys.pattern!r}: {nearest(keys.pattern, present)}"
+            )
     if len(paths) > MOST_FILES:
         raise StoreError(f"{folder} has more than the {MOST_FILES:,} files that are read")
     files = list(_joined(folder, keys, paths))
@@ -150,16 +149,14 @@ def _natural(path: Path) -> tuple[list[str | int], str]:
     return [int(part) if part.isdecimal() else part for part in parts], str(path)
 
 
-def _matching(key: str, names: tuple[str, ...]) -> list[str]:
-    found = parse_selector(key).find(Tree({name: Node(name) for name in names}))
-    return [name for name in names if name in found]
-
-
 def _tensors(path: Path, folder: Path) -> Tensors:
     """The header of a file. StoreError if it is not a whole file of tensors."""
     with open_tensors(path, folder) as file:
-        parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-        return {name: (part.get_dtype(), part.get_shape()) for name, part in parts.items()}
+        tensors: Tensors = {}
+        for name in file.keys():  # noqa: SIM118 (not a mapping)
+            part = file.get_slice(name)
+            tensors[name] = (part.get_dtype(), part.get_shape())
+        return tensors
 
 
 def _joined(folder: Path, keys: RowFiles, paths: Iterable[Path]) -> Iterator[PlainFile]:
@@ -167,30 +164,33 @@ def _joined(folder: Path, keys: RowFiles, paths: Iterable[Path]) -> Iterator[Pla
 
     StoreError if the rows do not fit together.
     """
-    find = lru_cache(partial(_matching, keys.key))
+    selector = parse_selector(keys.key)
+    select = lru_cache(lambda names: selector.select(Tree.of_names(names)))
+    are_samples = keys.each_file == "samples"
     kinds = dict[str, tuple[tuple[str, tuple[int, ...]], Path]]()
     counts = Counter[str]()
     for number, path in enumerate(sorted(paths, key=_natural)):
         tensors = _tensors(path, folder)
-        entries = [_entry(path, folder.name, name, *tensors[name], keys) for name in find(tuple(tensors))]
+        entries = [_entry(path, folder.name, name, *tensors[name], keys) for name in select(tuple(tensors))]
+        if not entries:
+            continue
         for entry in entries:
             kind = entry.dtype, entry.shape
             before, first = kinds.setdefault(entry.module, (kind, path))
             if kind != before:
                 name = shortened(entry.module)
                 raise StoreError(f"{path}: the rows of {name!r} are {kind}, and in {first} they are {before}")
-        if keys.each_file == "samples" and len({(counts[entry.module], entry.rows) for entry in entries}) > 1:
+        starts = {(counts[entry.module], entry.rows) for entry in entries}
+        if are_samples and len(starts) > 1:
             names = listed(shortened(entry.module) for entry in entries)
             raise StoreError(
                 f"{path}: {names} do not have the same number of rows in it, or in the files before it: row n of one "
                 "would not be of the sample of row n of another one; choose one of them with `key`"
             )
-        if entries:
-            name = path.relative_to(folder).as_posix()
-            sample = counts[entries[0].module] if keys.each_file == "samples" else number
-            yield PlainFile(name, path.stat().st_size, entries, keys.each_file, sample)
-        for entry in entries:
-            counts[entry.module] += entry.rows
+        name = path.relative_to(folder).as_posix()
+        sample = counts[entries[0].module] if are_samples else number
+        yield PlainFile(name, path.stat().st_size, entries, keys.each_file, sample)
+        counts.update({entry.module: entry.rows for entry in entries})
 
 
 def _entry(path: Path, hook: str, name: str, code: str, shape: list[int], keys: RowFiles) -> Entry:

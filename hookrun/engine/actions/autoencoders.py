@@ -28,7 +28,7 @@ BIASES: Mapping[str, tuple[str, ...]] = {
 }
 """Architecture -> the names of its tensors [d_sae]."""
 
-_FACTORS = ("scaling_factor", "finetuning_scaling_factor")
+_FACTORS = frozenset({"scaling_factor", "finetuning_scaling_factor"})
 """Tensors of earlier versions, which wrote them also where nothing was scaled."""
 
 _ELSEWHERE = ("expected_average_only_in", "covariance_whitening")
@@ -72,7 +72,7 @@ class AutoencoderConfig(BaseModel):
         for section in ("metadata", "activation_fn_kwargs"):
             inside = new.get(section)
             if isinstance(inside, dict):
-                new = {**inside, **new}
+                new = inside | new
         name = new["hook_name"] = str(new.get("hook_name") or "")
         new.setdefault("reshape_activations", "hook_z" if "hook_z" in name else "none")
         new["dtype"] = str(new.get("dtype", "float32")).removeprefix("torch.")
@@ -114,8 +114,8 @@ class Autoencoder:
         import torch
 
         given = dict(tensors)
-        for name in _FACTORS:
-            if name in given and bool((given[name] == 1).all()):
+        for name in given.keys() & _FACTORS:
+            if bool((given[name] == 1).all()):
                 del given[name]
         width, count = config.d_in, config.d_sae
         shapes = {"W_enc": [width, count], "W_dec": [count, width], "b_dec": [width]}
@@ -126,14 +126,13 @@ class Autoencoder:
                 f"found {shortened(str(found), 500)}; with d_in {width} and d_sae {count} the architecture "
                 f"{config.architecture} has {shapes}"
             )
-        digests = list[str]()
         for name, tensor in sorted(given.items()):
             given[name] = tensor.to(getattr(torch, config.dtype))
             if not tensor.is_floating_point() or not bool(given[name].isfinite().all()):
                 raise ValueError(
                     f"{name}, of {tensor.dtype}, must hold finite floating-point numbers, also in {config.dtype}"
                 )
-            digests.append(tensor_digest(given[name]))
+        digests = [tensor_digest(given[name]) for name in sorted(given)]
         content = json.dumps([config.model_dump(), digests])
         return cls(config, given, hashlib.sha256(content.encode()).hexdigest())
 

@@ -71,17 +71,12 @@ class PlainFile:
     split: int = -1
     columns: ClassVar[tuple[str, ...]] = ()
 
-    def table(self, rows: int) -> Tensor:
-        """[rows, columns]: the sample of each row, its split, and if they are tokens its position."""
-        table = torch.tensor(_LEAST, dtype=torch.int64, device="cpu").repeat(rows, 1)
-        table[:, COLUMNS.index("split")] = self.split
-        table[:, COLUMNS.index("sample")] = self.sample
+    def made_columns(self, rows: int) -> dict[str, Any]:
+        """The sample of each row, its split, and if they are tokens its position."""
         numbers = torch.arange(rows, device="cpu")
         if self.each_file == "tokens":
-            table[:, COLUMNS.index("position")] = numbers
-        else:
-            table[:, COLUMNS.index("sample")] += numbers
-        return table
+            return {"split": self.split, "sample": self.sample, "position": numbers}
+        return {"split": self.split, "sample": self.sample + numbers}
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,13 +382,15 @@ class StoredCapture(Shown):
     def _table_of(self, part: _Part) -> Tensor:
         """[rows of the part, columns]; columns that an earlier version did not write hold their defaults."""
         if isinstance(part.shard, PlainFile):
-            return part.shard.table(part.entry.rows)
-        stored = read_tensor(self._shards.file_of(part), f"{part.entry.key}.rows")
+            columns = part.shard.made_columns(part.entry.rows)
+        else:
+            stored = read_tensor(self._shards.file_of(part), f"{part.entry.key}.rows")
+            columns = dict(zip(part.shard.columns, stored.T, strict=True))
         least = torch.tensor(_LEAST, dtype=torch.int64, device="cpu")
-        table = least.repeat(len(stored), 1)
+        table = least.repeat(part.entry.rows, 1)
         for place, name in enumerate(COLUMNS):
-            if name in part.shard.columns:
-                table[:, place] = stored[:, part.shard.columns.index(name)]
+            if name in columns:
+                table[:, place] = columns[name]
         if (table < least).any() or (table[:, COLUMNS.index("split")] >= len(SPLITS)).any():
             raise StoreError(
                 f"{self.label}: {part.shard.file} holds rows of impossible samples, steps or splits"

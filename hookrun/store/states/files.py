@@ -9,7 +9,6 @@ detected when it is read.
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import zlib
@@ -31,11 +30,11 @@ from hookrun.store.files import (
     make_folder,
     names_inside,
     new_file,
+    new_folder,
     os_errors,
     os_reason,
     read_json,
     replacing,
-    sync_folder,
 )
 from hookrun.store.format import CHECKPOINTS, encode
 from hookrun.store.manifest import hashed
@@ -90,27 +89,20 @@ def write_state(
     names = state_names(run)
     number = int(names[-1].removeprefix("state_")) + 1 if names else 1
     path = folder / f"state_{number:06d}"
-    aside = folder / f".{path.name}.{os.getpid()}.tmp"
     try:
         folder.mkdir(exist_ok=True)  # but not the run directory, which may have been removed
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir()
-        crc = Crc32()
-        with new_file(aside / TENSORS) as file:
-            size = write_tensors(file, tensors, digest=crc)
-        head = f'"version": {VERSION}, "about": {about}, "tree": {encode(values)}'
-        text = f'{{{head}, "crc32": "{crc.hexdigest()}", "bytes": {size}}}'
-        text = f'{{"digest": "{_digest(text)}", {text[1:]}'
-        with new_file(aside / STATE) as file:
-            file.write(text.encode("ascii"))
-        os.rename(aside, path)
-    except BaseException as error:
-        shutil.rmtree(aside, ignore_errors=True)
-        if isinstance(error, OSError):
-            kept = f"{names[-1]} before it is kept" if names else "there is none before it"
-            raise StoreError(f"cannot write {path}: {os_reason(error)}; {kept}") from error
-        raise
-    sync_folder(folder)
+        with new_folder(path) as aside:
+            crc = Crc32()
+            with new_file(aside / TENSORS) as file:
+                size = write_tensors(file, tensors, digest=crc)
+            head = f'"version": {VERSION}, "about": {about}, "tree": {encode(values)}'
+            text = f'{{{head}, "crc32": "{crc.hexdigest()}", "bytes": {size}}}'
+            text = f'{{"digest": "{_digest(text)}", {text[1:]}'
+            with new_file(aside / STATE) as file:
+                file.write(text.encode("ascii"))
+    except OSError as error:
+        kept = f"{names[-1]} before it is kept" if names else "there is none before it"
+        raise StoreError(f"cannot write {path}: {os_reason(error)}; {kept}") from error
     for old in [*names, path.name][: -max(keep, LEAST_KEPT)]:
         shutil.rmtree(folder / old, ignore_errors=True)  # a state too many does no harm
     return path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from hookrun.errors import shortened
@@ -15,6 +16,7 @@ from hookrun.studies.kit.drawing import (
     RunData,
     bars,
     is_number,
+    is_place,
     matrix,
     module_name,
     number,
@@ -53,7 +55,7 @@ def _part(job: str, record: Comparison) -> dict[str, Any]:
     tables = [_table(name, getattr(record, name)) for name in _TABLES]
     tables.append(_table("predictions", [predictions]))
     if isinstance(changes, list):
-        tables.append(_table("changed predictions", changes))
+        tables.append(_table("changed predictions", [row for row in changes if isinstance(row, Mapping)]))
     return {
         "job": job,
         "runs": (record.run, record.other),
@@ -63,37 +65,33 @@ def _part(job: str, record: Comparison) -> dict[str, Any]:
     }
 
 
-def _table(title: str, rows: Sequence[Any]) -> dict[str, Any]:
-    """A table of the first mappings of a list, with a column for each key."""
-    shown = [row for row in rows if isinstance(row, Mapping)][:MOST_ROWS]
-    heads = list(dict.fromkeys(str(key) for row in shown for key in row))
+def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A table of the first rows, with a column for each key."""
+    shown = rows[:MOST_ROWS]
+    heads = list(dict.fromkeys(chain(*shown)))
     cells = list[list[str]]()
     for row in shown:
         cells.append([shortened(number(row.get(head, "")), 200) for head in heads])
     return {"title": title, "heads": heads, "rows": cells}
 
 
-def _figures(rows: Sequence[Any]) -> list[Figure]:
+def _figures(rows: Sequence[Mapping[str, Any]]) -> list[Figure]:
     """The relative L2 of each module in the order of execution: bars, or a map by token."""
     cells = dict[tuple[str, int | None], float]()
     for row in rows:
-        if not isinstance(row, Mapping) or not is_number(row.get("relative_l2")):
+        if not is_number(row.get("relative_l2")):
             continue
         name = f"{module_name(str(row.get('module')))} {row.get('path') or ''}".rstrip()
-        token = row.get("token")
-        place = (name, token if isinstance(token, int) else None)
-        cells.setdefault(place, max(float(row["relative_l2"]), 0.0))
+        token = row.get("token") if is_place(row.get("token")) else None
+        cells.setdefault((name, token), max(float(row["relative_l2"]), 0.0))
     names = list(dict.fromkeys(name for name, _ in cells))[:MOST_ROWS]
     tokens = sorted({token for _, token in cells if token is not None})[:MOST_ROWS]
     title = "relative L2 of the difference, in the order of execution"
     if not names:
         return []
     if not tokens:
-        values = [cells[name, None] for name in names]
-        return [bars(title, values, x="module", y="relative L2", names=names)]
-    columns = [str(token) for token in tokens]
-    return [
-        HeatMap(
-            title, matrix(cells, names, tokens), rows=names, columns=columns, x="token", log=True
-        ).figure()
-    ]
+        heights = [cells[name, None] for name in names]
+        return [bars(title, heights, x="module", y="relative L2", names=names)]
+    columns = list(map(str, tokens))
+    values = matrix(cells, names, tokens)
+    return [HeatMap(title, values, rows=names, columns=columns, x="token", log=True).figure()]

@@ -30,6 +30,9 @@ _OF_CAPTURES = ("token", "relative_l2", "largest", "differs", "note")
 _OF_METRICS = ("key", "run", "other", "differs")
 """What a notebook shows of captures, or if there are none of metrics."""
 
+Rows = Listing[dict[Name, Any]]
+"""A table: a mapping for each row."""
+
 MOST_LISTED = 1_000
 """The statistics of a comparison that are listed, and the captures in compare.json."""
 
@@ -56,16 +59,16 @@ class Comparison(html.Shown, Record):
     other: Text = ""
     first: dict[Name, Any] | None = None
     reasons: Listing[Text] = []
-    captures: Listing[Any] = []
-    unpaired: Listing[Any] = []
-    metrics: Listing[Any] = []
+    captures: Rows = []
+    unpaired: Rows = []
+    metrics: Rows = []
     predictions: dict[Name, Any] = {}
-    weights: Listing[Any] = []
+    weights: Rows = []
     weights_of: Text = ""
-    statistics: Listing[Any] = []
-    plan: Listing[Any] = []
-    config: Listing[Any] = []
-    names: Listing[Any] = []
+    statistics: Rows = []
+    plan: Rows = []
+    config: Rows = []
+    names: Rows = []
     jobs: dict[Name, Comparison] = {}
 
     def _view(self) -> html.View:
@@ -81,8 +84,9 @@ class Comparison(html.Shown, Record):
 
     def to_dict(self) -> dict[str, Any]:
         """The content of compare.json for two runs; all captures are in compare.csv."""
-        tables = {name: value for name, value in vars(self).items() if name != "jobs"}
-        return {**tables, "captures": self.captures[:MOST_LISTED]}
+        content = {**vars(self), "captures": self.captures[:MOST_LISTED]}
+        del content["jobs"]
+        return content
 
     def differences(self) -> Iterator[str]:
         """What differs in the results, in words; nothing if nothing does."""
@@ -91,15 +95,14 @@ class Comparison(html.Shown, Record):
         notes = {label(row): row["note"] for row in self.captures if row["note"]}
         for note, count in Counter(notes.values()).items():
             yield f"{counted(count, 'capture')}: {note}"
-        for side, run in (("run", self.run), ("other", self.other)):
-            names = [label(row) for row in self.unpaired if row["only"] == side and row.get("differs", True)]
+        for side in ("run", "other"):
+            names = [label(row) for row in _differing(self.unpaired) if row["only"] == side]
             if names:
-                yield f"only {run} has {listed(names, 6)}"
-        tables = {"metrics": self.metrics, "weights": self.weights, "statistics": self.statistics}
-        for name, rows in tables.items():
-            count = sum(row.get("differs", True) for row in rows)
-            if count:
-                yield f"{name} that differ: {count:,}"
+                yield f"only {getattr(self, side)} has {listed(names, 6)}"
+        for name in ("metrics", "weights", "statistics"):
+            rows = _differing(getattr(self, name))
+            if rows:
+                yield f"{name} that differ: {len(rows):,}"
         predictions = self.predictions
         if predictions["changed"]:
             yield f"predictions that changed: {predictions['changed']:,} of {predictions['compared']:,}"
@@ -121,6 +124,10 @@ class Comparison(html.Shown, Record):
                     f"fingerprints: first difference at {place}, relative L2 about {row['relative_l2']:.2g}"
                 )
         return f"first: {place}"
+
+
+def _differing(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [row for row in rows if row.get("differs", True)]
 
 
 def _place(first: Mapping[str, Any]) -> str:
@@ -161,20 +168,16 @@ def compare_runs(
         trains=not run.config or any("lr" in line for line in run.metrics),
         cka=cka,
     )
-    file = comparison.weights_file(run.path, run.model.get("weights"))
-    other_file = comparison.weights_file(other.path, other.model.get("weights"))
-    weights, weights_of = comparison.weights(file, other_file, tolerance, pairing)
+    weights, weights_of = comparison.weights(run, other, tolerance, pairing)
     outputs = run.predictions, other.predictions
     metrics = comparison.side_by_side(_numbers(run), _numbers(other), tolerance)
     if not run.config or not other.config:  # a loop of one's own need not write what a run writes
         outputs = (None, None) if None in outputs else outputs
         for row in metrics:
-            row["differs"] &= row["run"] is not None and row["other"] is not None
+            row["differs"] &= None not in (row["run"], row["other"])
     predictions = comparison.predictions(_predicted(run), _predicted(other), *outputs, run.samples, tolerance)
     statistics = comparison.differing(
-        comparison.statistics(
-            run.stats, lambda module: module if pairing.partner(module) is not None else None
-        ),
+        comparison.statistics(run.stats, pairing.paired),
         comparison.statistics(other.stats, pairing.first),
         tolerance,
     )
@@ -217,10 +220,8 @@ def _numbers(run: Run) -> dict[str, float]:
 
 def _predicted(run: Run) -> dict[tuple[str, int], Any]:
     """(split, sample) -> the predicted class, or what a study has predicted."""
-    predicted = dict[tuple[str, int], Any]()
-    for place, line in run.samples.by_sample.items():
-        if line.get("predicted_class") is not None:
-            predicted[place] = line["predicted_class"]
+    classes = {place: line.get("predicted_class") for place, line in run.samples.by_sample.items()}
+    predicted = {place: name for place, name in classes.items() if name is not None}
     for of_study in functions_of_studies("predictions_to_compare"):
         predicted |= of_study(run)
     return predicted

@@ -99,12 +99,9 @@ class CompareTask(TaskOfRuns):
                 names=self.names,
                 transpose=self.transpose,
             )
-            if job:
-                rows += [{"job": job} | row for row in comparison.captures]
-                reasons += [f"{job}: {reason}" for reason in comparison.reasons]
-            else:
-                rows += comparison.captures
-                reasons += comparison.reasons
+            about = {"job": job} if job else {}
+            rows += [about | row for row in comparison.captures]
+            reasons += [f"{job}: {reason}" if job else reason for reason in comparison.reasons]
             first = first or comparison.first
             jobs[job] = comparison.to_dict()
             self._show(comparison, screen)
@@ -113,7 +110,7 @@ class CompareTask(TaskOfRuns):
         reasons += [f"only one of the sweeps has {job}" for job in prepared.unpaired]
         content = jobs.get("", {"first": first, "unpaired": list(prepared.unpaired), "jobs": jobs})
         run_dir.write(COMPARE_JSON, {**content, "reasons": reasons})
-        heads = list(dict.fromkeys(chain.from_iterable(rows))) or ["hook", "module"]
+        heads = list(dict.fromkeys(chain(*rows))) or ["hook", "module"]
         write_table(run_dir.path / COMPARE_CSV, [heads, *(map(row.get, heads) for row in rows)])
         for reason in reasons or ["no difference"]:
             screen.say(reason)
@@ -129,17 +126,15 @@ class CompareTask(TaskOfRuns):
         if rows:
             show_table(screen.console, ["capture", *_COLUMNS, ""], [_texts(row) for row in rows])
         if comparison.captures:
-            screen.say(
-                f"{len(rows)} of {counted(len(comparison.captures), 'row')} of {COMPARE_CSV} are shown"
-            )
+            of_all = counted(len(comparison.captures), "row")
+            screen.say(f"{len(rows)} of {of_all} of {COMPARE_CSV} are shown")
         for row in comparison.names[:_LINES]:
             order = f", its dimensions in the order {row['transpose']}" if row["transpose"] else ""
             screen.say(f"paired: {row['module'] or '(root)'} and {row['other'] or '(root)'}{order}")
         if len(comparison.names) > _LINES:
             screen.say(f"paired: all {len(comparison.names)} are in {COMPARE_JSON}")
         for line in comparison.config[:_LINES]:
-            value = json.dumps(line["run"], ensure_ascii=False)[:100]
-            other = json.dumps(line["other"], ensure_ascii=False)[:100]
+            value, other = (json.dumps(line[side], ensure_ascii=False)[:100] for side in ("run", "other"))
             screen.say(f"configuration: {line['key']}: {value}, other {other}")
         if (more := len(comparison.config) - _LINES) > 0:
             screen.say(f"configuration: and {more} more, in {COMPARE_JSON}")

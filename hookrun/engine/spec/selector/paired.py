@@ -13,7 +13,7 @@ from pydantic import Field
 from hookrun.engine.spec.selector import parse_selector
 from hookrun.engine.spec.selector.base import alternatives, shown
 from hookrun.engine.spec.selector.path import ANY_DEPTH, PathSelector, parse_glob
-from hookrun.engine.spec.selector.tree import Names, Node, Tree
+from hookrun.engine.spec.selector.tree import Names, Tree
 from hookrun.engine.validation import Section, validated
 from hookrun.errors import MOST_LISTED, Mistakes, nearest, refused_at, spec_error
 
@@ -138,10 +138,8 @@ def partners(given: Mapping[Any, Any], first: Side, other: Side, where: str) -> 
         if len(mistakes.problems) >= MOST_LISTED:  # the nearest names take time
             break
     mistakes.refuse()
-    for path in first.paths:
-        if path not in named and path in other.paths and path not in taken:
-            named[path] = path
-    return named
+    same = [path for path in first.paths if path in other.paths and path not in taken]
+    return {path: path for path in same} | named
 
 
 def _corresponding(left: Any, right: Any, where: str) -> list[tuple[_Glob, _Glob]]:
@@ -189,7 +187,7 @@ def chosen(given: Mapping[Any, V], side: Side, where: str) -> dict[str, V]:
 
     Raises SpecError for a selector that matches none, and for a module that two of them match.
     """
-    tree = Tree({path: Node(path) for path in side.used})
+    tree = Tree.of_names(side.used)
     values = dict[str, V]()
     for text, value in given.items():
         place = f"{where}.{text}"

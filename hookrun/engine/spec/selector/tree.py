@@ -41,6 +41,11 @@ class Tree:
     modules: Tree | None = None
     points: dict[str, str] = field(default_factory=dict)
 
+    @classmethod
+    def of_names(cls, names: Iterable[str]) -> Tree:
+        """The tree of names alone, of which nothing else is known."""
+        return cls({name: Node(name) for name in names})
+
     @cached_property
     def whole(self) -> Tree:
         """The same tree, where globs pass over nothing."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from hookrun.studies.compare.comparison.pairing import Pairing
 from hookrun.studies.compare.comparison.rows import (
+    NEVER,
     Compared,
     Difference,
     Pair,
@@ -61,25 +63,24 @@ def compare_captures(
     first: Row | None = None
     first_time = (math.inf, 0)
     for capture in _in_order(run):
+        about = _about(capture)
         partner = pairing.partner_of(capture, other)
         if partner is None:
-            module = pairing.partner(capture.module)
-            unpaired.append(_unpaired(capture, "run", pairing.is_expected(capture, module, other)))
+            is_expected = pairing.is_expected(capture, pairing.partner(capture.module), other)
+            unpaired.append(about | _only("run", is_expected))
             continue
         paired.add(partner)
-        order = pairing.orders.get(partner.module, ())
         comparison = compared(
             capture,
             partner,
             run.samples.by_sample,
             tolerance,
             by_token="tokens" in by,
-            order=order,
+            order=pairing.orders.get(partner.module, ()),
             counts=pairing.counts.get(capture.hook, (0, 0)),
         )
-        for row in _rows(comparison, cka):
-            rows.append(_about(capture) | row)
-        if comparison.first is None:
+        rows += [about | row for row in _rows(comparison, cka)]
+        if comparison.first == NEVER:
             continue
         time, sample, token = comparison.first
         place = (time if trains else 0, capture.number)
@@ -88,8 +89,8 @@ def compare_captures(
             first = {"module": capture.module, "sample": known(sample), "token": known(token)}
     for capture in _in_order(other):
         if capture not in paired:
-            module = pairing.first(capture.module)
-            unpaired.append(_unpaired(capture, "other", pairing.is_expected(capture, module, run)))
+            is_expected = pairing.is_expected(capture, pairing.first(capture.module), run)
+            unpaired.append(_about(capture) | _only("other", is_expected))
     return first, rows, unpaired
 
 
@@ -101,24 +102,23 @@ def _about(capture: StoredCapture) -> Row:
     return {"hook": capture.hook, "module": capture.module, "path": capture.path}
 
 
-def _unpaired(capture: StoredCapture, side: str, is_expected: bool) -> Row:
-    """A row for what one run captured. It is a difference where a partner is expected in the other one."""
-    row: Row = {**_about(capture), "only": side}
-    return row if is_expected else {**row, "differs": False}
+def _only(side: str, is_expected: bool) -> Row:
+    """What one run captured alone. It is a difference where a partner is expected in the other one."""
+    return {"only": side} if is_expected else {"only": side, "differs": False}
 
 
 def _rows(comparison: Compared, cka: Cka | None) -> Iterator[Row]:
     """The rows of the table of captures; a single one with the reason if no values were compared."""
+    pairs = comparison.pairs
     more: Row = {"cka": None, "differs": comparison.other_shape, "note": "; ".join(comparison.notes)}
-    if any(pair.projections for pair in comparison.pairs):
-        more |= {"largest": None, "fingerprint": comparison.pairs[0].projections}
-    elif cka is not None and len(comparison.pairs) == 1:
-        pair = comparison.pairs[0]
-        more["cka"] = cka(pair.rows, pair.other)
+    if any(pair.projections for pair in pairs):
+        more |= {"largest": None, "fingerprint": pairs[0].projections}
+    elif cka is not None and len(pairs) == 1:
+        more["cka"] = cka(pairs[0].rows, pairs[0].other)
     if not comparison.by_token:
         yield {"token": None, **dict.fromkeys(Difference().numbers()), "rows": 0, **more}
     for token, difference in sorted(comparison.by_token.items()):
-        differs = comparison.other_shape or difference.first is not None
+        differs = comparison.other_shape or difference.first != NEVER
         yield {"token": known(token), **difference.numbers(), **more, "differs": differs}
 
 
@@ -142,13 +142,12 @@ def metrics(lines: Lines) -> dict[str, float]:
     return dict(sorted(values.items()))
 
 
-def side_by_side(before: Mapping[str, Any], now: Mapping[str, Any], tolerance: float) -> list[Row]:
-    """A row for each key of two mappings."""
+def side_by_side(before: dict[str, float], now: dict[str, float], tolerance: float) -> list[Row]:
+    """A row for each metric of two runs."""
     rows = list[Row]()
-    for key in dict.fromkeys([*before, *now]):
-        old = before.get(key)
-        new = now.get(key)
-        rows.append({"key": key, "run": old, "other": new, "differs": is_apart(old, new, tolerance)})
+    for key in before | now:
+        row = {"key": key, "run": before.get(key), "other": now.get(key)}
+        rows.append(row | {"differs": is_apart(row["run"], row["other"], tolerance)})
     return rows
 
 
@@ -166,24 +165,20 @@ def differing(before: Mapping[str, Any], now: Mapping[str, Any], tolerance: floa
     """A row for each key path at which two nested mappings differ, of lists with the first item that does."""
     rows = list[Row]()
     for key, old, new in differences(before, now):
-        for place, value, other in _apart(old, new, tolerance):
-            rows.append({"key": f"{key}{place}", "run": value, "other": other})
-            break
+        rows += islice(_apart(key, old, new, tolerance), 1)
     return rows
 
 
-def _apart(old: Any, new: Any, tolerance: float) -> Iterator[tuple[str, Any, Any]]:
-    """The places at which two values differ, in lists of the same length ``[2].edges[0]``, and the values there."""
-    inside: Iterable[tuple[str, Any, Any]] = ()
+def _apart(key: str, old: Any, new: Any, tolerance: float) -> Iterator[Row]:
+    """A row for each place at which two values differ, in lists of the same length ``key[2].edges[0]``."""
     if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        inside = ((f"[{number}]", *pair) for number, pair in enumerate(zip(old, new, strict=True)))
+        for number, (item, other) in enumerate(zip(old, new, strict=True)):
+            yield from _apart(f"{key}[{number}]", item, other, tolerance)
     elif isinstance(old, dict) and isinstance(new, dict) and old.keys() == new.keys():
-        inside = ((f".{key}", old[key], new[key]) for key in old)
+        for name in old:
+            yield from _apart(f"{key}.{name}", old[name], new[name], tolerance)
     elif is_apart(old, new, tolerance):
-        yield "", old, new
-    for place, value, other in inside:
-        for deeper, one, another in _apart(value, other, tolerance):
-            yield f"{place}{deeper}", one, another
+        yield {"key": key, "run": old, "other": new}
 
 
 def statistics(lines: Lines, name: Callable[[str], str | None]) -> dict[str, dict[str, Any]]:
@@ -208,41 +203,37 @@ def plan(content: Mapping[str, Any]) -> dict[str, Any]:
     for hook in content.get("hooks", []):
         targets = {target["path"]: target for target in hook.get("targets", [])}
         hooks[hook["name"]] = {**hook, "targets": targets}
-    named = {**content, "hooks": hooks}
-    named.pop("hash", None)
-    return named
+    return {**content, "hooks": hooks, "hash": None}
 
 
-def weights_file(run: Path, source: Any) -> Path | None:
-    """The file with the weights of a run at its end: a checkpoint, or `source`, from which the weights came."""
-    files = [run / CHECKPOINTS / f"{name}.safetensors" for name in _KEPT]
-    if isinstance(source, str):
+def _weights_file(run: Run) -> Path | None:
+    """The file with the weights of a run at its end: a checkpoint, or the file from which the weights came."""
+    files = [run.path / CHECKPOINTS / f"{name}.safetensors" for name in _KEPT]
+    source = run.model.get("weights")
+    if isinstance(source, str) and Path(source).suffix:
         files.append(Path(source))
-    for file in files:
-        if file.suffix and file.is_file():
-            return file
-    return None
+    return next(filter(Path.is_file, files), None)
 
 
-def weights(
-    file: Path | None, other: Path | None, tolerance: float, pairing: Pairing
-) -> tuple[list[Row], str]:
+def weights(run: Run, other: Run, tolerance: float, pairing: Pairing) -> tuple[list[Row], str]:
     """A row for each tensor that is not the same, and which files were compared, or why none were.
 
     `differs` says whether the norm of the difference is above the tolerance.
     """
     if pairing.partners is not None:
         return [], "not compared: the two implementations may store them in other layouts"
-    if file is None or other is None:
+    file = _weights_file(run)
+    other_file = _weights_file(other)
+    if file is None or other_file is None:
         return [], "not compared: a run has neither a checkpoint nor a file that its weights come from"
     before = read_weights(file)
-    after = read_weights(other)
+    after = read_weights(other_file)
     rows = list[Row]()
-    for name in dict.fromkeys([*before, *after]):
+    for name in before | after:
         row = _compared_weight(before.get(name), after.get(name), tolerance)
         if row is not None:
             rows.append({"weight": name, **row})
-    return rows, f"{file} and {other}"
+    return rows, f"{file} and {other_file}"
 
 
 def _compared_weight(before: Tensor | None, after: Tensor | None, tolerance: float) -> Row | None:
@@ -252,11 +243,10 @@ def _compared_weight(before: Tensor | None, after: Tensor | None, tolerance: flo
     if not before.numel():
         return None
     sums, apart, differs = measured(before.reshape(1, -1), after.reshape(1, -1), tolerance)
-    difference = Difference(sums[0], float(apart.max()))
-    if difference.relative_l2 == 0:
+    relative = Difference(sums=sums[0]).relative_l2
+    if relative == 0:
         return None
-    numbers = {"relative_l2": difference.relative_l2, "largest": difference.largest}
-    return {"differs": bool(differs), "note": "", **numbers}
+    return {"differs": bool(differs), "note": "", "relative_l2": relative, "largest": float(apart.max())}
 
 
 def _shape(tensor: Tensor | None) -> str:
@@ -288,16 +278,13 @@ def predictions(
     relative_l2: of all outputs; `largest`: the largest difference of two outputs
     """
     common = [place for place in before if place in after]
-    changes = list[Row]()
-    for place in common:
-        if before[place] != after[place]:
-            changes.append(_change(*place, None, before[place], after[place]))
+    changed = [place for place in common if before[place] != after[place]]
+    changes = [_change(*place, None, before[place], after[place]) for place in changed]
+    comparison = Compared([], {}, [])
     if outputs is not None and others is not None:
         comparison = compared(_main(outputs), _main(others), samples.by_sample, tolerance)
-    else:
-        comparison = Compared([], {}, [], False)
-        if outputs is not None or others is not None:
-            comparison.notes.append("only one of the runs wrote its outputs")
+    elif outputs is not None or others is not None:
+        comparison.notes.append("only one of the runs wrote its outputs")
     divergences = list[float]()
     for pair in comparison.pairs:
         of_pair, of_tokens = _scores(pair, samples, is_class=bool(common))
@@ -311,7 +298,7 @@ def predictions(
         "largest": None if difference is None else difference.largest,
         "note": "; ".join(comparison.notes),
         "changed": len(changes),
-        "differs": bool(changes or comparison.notes or (difference is not None and difference.first)),
+        "differs": bool(changes or comparison.notes) or comparison.first != NEVER,
         "changes": changes[:MOST_CHANGES],
     }
 
@@ -365,8 +352,8 @@ def _main(leaf: Leaf) -> StoredCapture:
     """The model's main output, as for its loss."""
     if isinstance(leaf, StoredCapture):
         return leaf
+    by_name = {path.strip("."): capture for path, capture in leaf.items()}
     for name in ("logits", "out"):
-        for path in leaf:
-            if path.strip(".") == name:
-                return leaf[path]
+        if name in by_name:
+            return by_name[name]
     return next(iter(leaf.values()))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from hookrun.engine.spec.selector import paired
 from hookrun.errors import spec_error
+from hookrun.studies.compare.comparison.rows import Counts
 from hookrun.studies.kit.files import Run, StoredCapture, captured_tensors, load_plain
 
 Names = Mapping[Any, Any] | str | os.PathLike[str]
@@ -17,8 +19,8 @@ Names = Mapping[Any, Any] | str | os.PathLike[str]
 
 TRANSPOSE = "task.transpose"
 
-_FIRST = "[0]"
-"""The tensor of a tuple that belongs to the only tensor that another implementation returns."""
+_ALONE = ("", "[0]")
+"""The places of the only tensor, and of the first of a tuple: in two implementations they belong together."""
 
 
 @dataclass(frozen=True)
@@ -26,15 +28,18 @@ class Pairing:
     """Which captures of two runs belong together.
 
     partners: module of the first run -> its partner in the other one; None: each belongs to that of the same name
-    firsts:   module of the other run -> its partner in the first one
     orders:   module of the other run -> the dimensions of its captures, rows first, in the order of the first run's
-    counts:   hook -> the projections of the fingerprints that each run kept in place of rows; 0: it kept the rows
+    counts:   hook -> what `Counts` says
     """
 
-    partners: Mapping[str, str] | None = None
-    firsts: Mapping[str, str] = field(default_factory=dict)
-    orders: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    counts: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    partners: Mapping[str, str] | None
+    orders: Mapping[str, Sequence[int]]
+    counts: Mapping[str, Counts]
+
+    @cached_property
+    def _firsts(self) -> Mapping[str, str]:
+        """Module of the other run -> its partner in the first one."""
+        return {partner: module for module, partner in (self.partners or {}).items()}
 
     def partner(self, module: str) -> str | None:
         """The module of the other run that belongs to a module of the first run."""
@@ -42,7 +47,11 @@ class Pairing:
 
     def first(self, module: str) -> str | None:
         """The module of the first run that belongs to a module of the other run."""
-        return module if self.partners is None else self.firsts.get(module)
+        return module if self.partners is None else self._firsts.get(module)
+
+    def paired(self, module: str) -> str | None:
+        """The module of the first run itself; None if no module of the other one belongs to it."""
+        return None if self.partner(module) is None else module
 
     def rows(self, modules: Iterable[str]) -> list[dict[str, Any]]:
         """A row for each of the first run's modules whose partner has another name, or another order of dimensions."""
@@ -57,15 +66,12 @@ class Pairing:
     def partner_of(self, capture: StoredCapture, other: Run) -> StoredCapture | None:
         """The capture of the same value in the other run."""
         module = self.partner(capture.module)
-        if module is None or capture.hook not in other.captures:
+        if module is None or capture.hook not in other.captures or module not in other.captures[capture.hook]:
             return None
-        leaf = other.captures[capture.hook].get(module)
-        is_first = capture.path == "" or (capture.path == _FIRST and self.partners is not None)
-        if leaf is None or isinstance(leaf, StoredCapture):
-            return leaf if is_first else None
-        if capture.path == "" and self.partners is not None:
-            return leaf.get(_FIRST)
-        return leaf.get(capture.path)
+        leaf = other.captures[capture.hook][module]
+        tensors = {"": leaf} if isinstance(leaf, StoredCapture) else leaf
+        paths = _ALONE if self.partners is not None and capture.path in _ALONE else (capture.path,)
+        return next((tensors[path] for path in paths if path in tensors), None)
 
     def is_expected(self, capture: StoredCapture, module: str | None, run: Run) -> bool:
         """Whether a run should have a partner of a capture: its module, or None, does not return a tensor alone."""
@@ -90,27 +96,23 @@ def pairing_of(
             given = {"names": given}
     named = paired.Paired.of(given, where)
     typed = paired.Paired.of({"transpose": transpose or {}}, "task")
-    orders = {**named.transpose, **typed.transpose}
-    pairing = Pairing(counts=_counts(run, other))
-    if named.names is None and not orders:
-        return pairing
-    first = _side(run)
+    counts = _counts(run, other)
     second = _side(other)
-    pairing = replace(pairing, orders=paired.chosen(orders, second, TRANSPOSE))
+    orders = paired.chosen({**named.transpose, **typed.transpose}, second, TRANSPOSE)
+    partners = None
     if named.names is not None:
-        partners = paired.partners(named.names, first, second, f"{where}.names")
-        firsts = {partner: module for module, partner in partners.items()}
-        pairing = replace(pairing, partners=partners, firsts=firsts)
+        partners = paired.partners(named.names, _side(run), second, f"{where}.names")
+    pairing = Pairing(partners, orders, counts)
     for capture in captured_tensors(run.captures):
         partner = pairing.partner_of(capture, other)
-        if partner is not None and partner.module in pairing.orders:
-            _require_order(pairing.orders[partner.module], capture, partner)
+        if partner is not None and partner.module in orders:
+            _require_order(orders[partner.module], capture, partner)
     return pairing
 
 
-def _counts(run: Run, other: Run) -> dict[str, tuple[int, int]]:
+def _counts(run: Run, other: Run) -> dict[str, Counts]:
     """`counts` of a pairing. Raises SpecError where fingerprints cannot be compared with what the other run kept."""
-    counts = dict[str, tuple[int, int]]()
+    counts = dict[str, Counts]()
     first = _reductions(run)
     second = _reductions(other)
     for hook in first.keys() & second.keys():
@@ -147,7 +149,7 @@ def _require_order(order: Sequence[int], capture: StoredCapture, partner: Stored
     """Raise SpecError unless the other run's rows have these dimensions, and then the shape of the first run's."""
     shapes = [list(kind.shape[1:]) for kind in capture.by_kind()]
     for kind in partner.by_kind():
-        is_order = list(order[:1]) == [0] and sorted(order) == list(range(len(kind.shape)))
+        is_order = order[:1] == (0,) and sorted(order) == list(range(len(kind.shape)))
         if not is_order or [kind.shape[dimension] for dimension in order[1:]] not in shapes:
             what = f"{list(order)} does not make rows of {shapes[0]} from those of {list(kind.shape[1:])}"
             hint = (

@@ -21,20 +21,31 @@ BLOCK_BYTES = 2**24
 Samples = Mapping[tuple[str, int], Mapping[str, Any]]
 """(split, sample) -> its line in samples.jsonl."""
 
+Counts = tuple[int, int]
+"""Of the projections of the fingerprints that each run kept in place of rows; 0: it kept the rows."""
+
+Moment = tuple[float, int, int]
+"""The time, the sample and the token of a row; -1 where it has none."""
+
+NEVER: Moment = (math.inf, -1, -1)
+
 
 class Pair(NamedTuple):
     """Rows of the first run and the same rows of the other one; all rows of a side have one shape.
 
-    order:       the dimensions of the other rows, 0 is the rows, in the order of the first run's; empty: as they are
-    projections: of the fingerprints by which rows are compared; 0: rows are compared element by element
-    taken:       whether the fingerprints of each run are taken of its rows here, since it kept the rows themselves
+    order:  the dimensions of the other rows, 0 is the rows, in the order of the first run's; empty: as they are
+    counts: 0, 0: rows are compared element by element; else by fingerprints, which are taken where rows were kept
     """
 
     rows: StoredCapture
     other: StoredCapture
     order: Sequence[int] = ()
-    projections: int = 0
-    taken: tuple[bool, bool] = (False, False)
+    counts: Counts = (0, 0)
+
+    @property
+    def projections(self) -> int:
+        """Of the fingerprints by which rows are compared; 0: rows are compared element by element."""
+        return max(self.counts)
 
     @property
     def shapes(self) -> list[list[int]]:
@@ -48,25 +59,25 @@ class Pair(NamedTuple):
         return [slice(start, start + size) for start in range(0, len(self.rows), size)]
 
     def values(self, place: slice) -> list[Tensor]:
-        """The rows of both runs at a place as they are compared, each as a vector."""
-        other = self.other[place]
-        values = [self.rows[place], other.permute(*self.order) if self.order else other]
-        for side, is_taken in enumerate(self.taken):
-            if is_taken:
+        """The rows of both runs at a place as they are compared."""
+        values = [self.rows[place], self.other[place]]
+        if self.order:
+            values[1] = values[1].permute(*self.order)
+        for side, count in enumerate(self.counts):
+            if count < self.projections:
                 values[side] = fingerprints.fingerprints(values[side], self.projections)
         return values
 
 
 def pairs(
-    capture: StoredCapture, other: StoredCapture, order: Sequence[int], counts: tuple[int, int]
+    capture: StoredCapture, other: StoredCapture, order: Sequence[int], counts: Counts
 ) -> Iterator[Pair]:
     """The rows that both captures have, by sample, epoch, call and token; a row of a whole firing by its step.
 
     If a capture has rows of several shapes there is a pair for each two shapes. The n-th of several rows of the same
     sample is paired with the n-th of the other run.
 
-    order:  see `Pair`
-    counts: of the projections of the fingerprints that each run kept in place of rows; 0: it kept the rows
+    order: see `Pair`
     """
     for left, right in product(capture.by_kind(), other.by_kind()):
         keys = torch.cat([_keys(left), _keys(right)])
@@ -76,12 +87,14 @@ def pairs(
         place[others] = torch.arange(len(others))
         rows = (place[numbers] >= 0).nonzero().squeeze(1)
         if len(rows):
-            projections = max(counts)
-            for kind, count in ((left, counts[0]), (right, counts[1])):
-                if count and (not kind.dtype.is_floating_point or kind.shape[1:] != (count + 2,)):
-                    projections = 0  # of integers the rows themselves are kept
-            taken = projections > counts[0], projections > counts[1]
-            yield Pair(left.chosen(rows), right.chosen(place[numbers[rows]]), order, projections, taken)
+            are_kept = _may_be_fingerprints(left, counts[0]) and _may_be_fingerprints(right, counts[1])
+            chosen = left.chosen(rows), right.chosen(place[numbers[rows]])
+            yield Pair(*chosen, order, counts if are_kept else (0, 0))
+
+
+def _may_be_fingerprints(rows: StoredCapture, count: int) -> bool:
+    """Whether rows may be fingerprints, if a run kept any: of integers the rows themselves are kept."""
+    return not count or (rows.dtype.is_floating_point and rows.shape[1:] == (count + 2,))
 
 
 def _keys(capture: StoredCapture) -> Tensor:
@@ -90,11 +103,11 @@ def _keys(capture: StoredCapture) -> Tensor:
     steps = torch.where(samples == FIRING, capture.steps, 0)
     moments = [capture.epochs, steps, capture.split_numbers, samples, capture.calls]
     keys = torch.stack([*moments, capture.positions, capture.keys], dim=1)
-    _, group, counts = keys.unique(dim=0, return_inverse=True, return_counts=True)
-    ordered = group.argsort(stable=True)
+    _, group = keys.unique(dim=0, return_inverse=True)
+    ordered, order = group.sort(stable=True)
     repeated = torch.empty_like(group)
-    repeated[ordered] = torch.arange(len(group)) - (counts.cumsum(0) - counts)[group[ordered]]
-    return torch.cat([keys, repeated[:, None]], dim=1)
+    repeated[order] = torch.arange(len(group)) - torch.searchsorted(ordered, ordered)
+    return torch.column_stack([keys, repeated])
 
 
 def positions_of(rows: StoredCapture, samples: Samples) -> Tensor | None:
@@ -104,9 +117,8 @@ def positions_of(rows: StoredCapture, samples: Samples) -> Tensor | None:
     if len(shape) < 2 or is_pattern:
         return None
     positions = torch.full((len(rows), shape[0]), -1)
-    samples_of = zip(rows.split_numbers.tolist(), rows.sample_ids.tolist(), strict=True)
-    for row, (split, sample) in enumerate(samples_of):
-        line = samples.get((SPLITS[split], sample), {}) if split >= 0 else {}
+    for row, sample in enumerate(zip(rows.splits, rows.sample_ids.tolist(), strict=True)):
+        line = samples.get(sample, {})
         count = len(line.get("tokens") or ())
         before, after = line.get("padding", (0, 0))
         if not count or before + count + after != shape[0]:
@@ -115,66 +127,64 @@ def positions_of(rows: StoredCapture, samples: Samples) -> Tensor | None:
     return positions
 
 
-_ROWS, _PRODUCT, _SQUARE, _SQUARE_OTHER, _APART, _NANS, _NANS_OTHER, _BROKEN = range(8)
-"""Sums over the elements of rows. Values that are not finite are left out; `_BROKEN` counts those of one side only."""
-
-
 @dataclass
 class Difference:
     """How far rows differ.
 
+    sums:    those of `measured`
     largest: the largest absolute difference of two elements
-    where:   its sample, token, and index in the row or token; None if there is none
-    first:   the sample and token that differ first, after their time; None if none differs
+    where:   its sample, token, and index in the row or token
+    first:   the row or token that differs first
     """
 
-    sums: Tensor = field(default_factory=lambda: torch.zeros(8, dtype=torch.float64))
+    rows: int = 0
+    sums: Tensor = field(default_factory=lambda: torch.zeros(7, dtype=torch.float64))
     largest: float = 0.0
-    where: tuple[int | None, int | None, list[int]] | None = None
-    first: tuple[int, int, int] | None = None
+    where: tuple[int | None, int | None, str] = (None, None, "")
+    first: Moment = NEVER
 
     @property
     def relative_l2(self) -> float:
         """The norm of the difference, divided by the norm of the first run's values; NaN if only one side has a NaN."""
-        norm = math.sqrt(self.sums[_SQUARE])
-        apart = math.sqrt(self.sums[_APART])
-        if self.sums[_BROKEN] and apart < math.inf:
+        _, square, _, apart, _, _, broken = self.sums.tolist()
+        if broken and apart < math.inf:
             return math.nan
-        if norm > 0:
-            return apart / norm
+        if square > 0:
+            return math.sqrt(apart) / math.sqrt(square)
         return math.inf if apart > 0 else 0.0
 
-    def add(self, cells: Tensor, sums: Tensor, apart: Tensor, differs: Tensor, shape: Sequence[int]) -> None:
-        """Add rows or tokens.
+    def add(
+        self, shape: Sequence[int], moments: Tensor, sums: Tensor, apart: Tensor, differs: Tensor
+    ) -> None:
+        """Add n rows or tokens of a shape.
 
-        cells: [n, 3] the time, the sample and the token of each; sums, apart, differs: see `measured`
-        shape: of each
+        moments: [n, 3] the time, the sample and the token of each; sums, apart, differs: see `measured`
         """
+        self.rows += len(moments)
         self.sums += sums.sum(0)
-        largest, at = apart.max(1)[0].max(0)
+        largest, at = apart.amax(1).max(0)
         if largest > self.largest:
-            _, sample, token = cells[at].tolist()
+            _, sample, token = moments[at].tolist()
             index = torch.unravel_index(apart[at].argmax(), shape) if shape else ()
             self.largest = float(largest)
-            self.where = known(sample), known(token), [int(each) for each in index]
-        for time, sample, token in cells[differs].tolist():
-            if self.first is None or (time, sample, token) < self.first:
-                self.first = (time, sample, token)
+            self.where = known(sample), known(token), " ".join(str(int(each)) for each in index)
+        self.first = min([self.first, *map(tuple, moments[differs].tolist())])
 
     def numbers(self) -> dict[str, Any]:
         """The measured columns of the table of captures; the cosine is None if one side is zero."""
-        norms = math.sqrt(self.sums[_SQUARE]) * math.sqrt(self.sums[_SQUARE_OTHER])
-        sample, token, index = self.where or (None, None, [])
+        product, square, square_other, _, nans, nans_other, _ = self.sums.tolist()
+        norms = math.sqrt(square) * math.sqrt(square_other)
+        sample, token, index = self.where
         return {
-            "rows": int(self.sums[_ROWS]),
-            "cosine": float(self.sums[_PRODUCT]) / norms if norms > 0 else None,
+            "rows": self.rows,
+            "cosine": product / norms if norms > 0 else None,
             "relative_l2": self.relative_l2,
             "largest": self.largest,
             "largest_sample": sample,
             "largest_token": token,
-            "largest_index": " ".join(map(str, index)),
-            "nans": int(self.sums[_NANS]),
-            "nans_other": int(self.sums[_NANS_OTHER]),
+            "largest_index": index,
+            "nans": int(nans),
+            "nans_other": int(nans_other),
         }
 
 
@@ -189,15 +199,13 @@ class Compared:
     pairs: list[Pair]
     by_token: dict[int, Difference]
     notes: list[str]
-    other_shape: bool
+    other_shape: bool = False
 
     @property
-    def first(self) -> tuple[int, int, int] | None:
-        """Time, sample and token of what differs first; -1 where it is not known; None if nothing differs."""
-        firsts = [each.first for each in self.by_token.values() if each.first is not None]
-        if firsts:
-            return min(firsts)
-        return (0, -1, -1) if self.other_shape else None
+    def first(self) -> Moment:
+        """What differs first; -1 where it is not known."""
+        first = min((each.first for each in self.by_token.values()), default=NEVER)
+        return (0, -1, -1) if first == NEVER and self.other_shape else first
 
 
 def compared(
@@ -208,14 +216,14 @@ def compared(
     *,
     by_token: bool = False,
     order: Sequence[int] = (),
-    counts: tuple[int, int] = (0, 0),
+    counts: Counts = (0, 0),
 ) -> Compared:
     """Compare the rows of the same samples in two captures.
 
     samples:   the samples of the first run
     tolerance: the norm of a row's difference, divided by the norm of the first run's row, above which it differs
     by_token:  each position of a token by itself
-    order, counts: see `pairs`
+    order:     see `Pair`
     """
     matched = list(pairs(capture, other, order, counts))
     by_position = dict[int, Difference]()
@@ -233,8 +241,7 @@ def compared(
     only_other = len(other) - common
     if not common:
         notes.append(f"no sample in common: {_span(capture)}, other {_span(other)}")
-        has_split = [bool((each.split_numbers >= 0).any()) for each in (capture, other)]
-        if capture.is_by_sample and has_split[0] != has_split[1]:
+        if capture.is_by_sample and _has_split(capture) != _has_split(other):
             notes.append("only one of the runs knows its split: a loop of one's own sets `hooks.split`")
     elif only or only_other:
         notes.append(
@@ -245,6 +252,10 @@ def compared(
 
 def _span(capture: StoredCapture) -> str:
     return f"{len(capture)} rows from {capture.names[0]} to {capture.names[-1]}"
+
+
+def _has_split(capture: StoredCapture) -> bool:
+    return bool((capture.split_numbers >= 0).any())
 
 
 def _add(
@@ -266,21 +277,18 @@ def _add(
     # an epoch is validated after its training
     passes = rows.epochs * (len(SPLITS) + 1) + rows.split_numbers + 1
     times = passes * 2**32 + rows.steps
-    samples = rows.sample_ids
-    about = torch.stack([times[:, None].expand_as(tokens), samples[:, None].expand_as(tokens), tokens], dim=2)
+    about = torch.broadcast_tensors(times[:, None], rows.sample_ids[:, None], tokens)
+    moments = torch.stack(about, dim=2)
     for place in pair.places():
-        cells = about[place].reshape(-1, 3)
-        left, right = pair.values(place)
-        if pair.projections:
-            sums, apart, differs = measured_by_fingerprints(left, right, tolerance)
-        else:
-            left, right = left.reshape(len(cells), -1), right.reshape(len(cells), -1)
-            sums, apart, differs = measured(left, right, tolerance)
+        cells = moments[place].reshape(-1, 3)
+        left, right = (side.reshape(len(cells), -1) for side in pair.values(place))
+        measure = measured_by_fingerprints if pair.projections else measured
+        measures = cells, *measure(left, right, tolerance)
         groups = cells[:, 2] if by_token else torch.full((len(cells),), -1)
         for token in groups.unique().tolist():
             chosen = groups == token
             difference = differences.setdefault(token, Difference())
-            difference.add(cells[chosen], sums[chosen], apart[chosen], differs[chosen], shape)
+            difference.add(shape, *(each[chosen] for each in measures))
 
 
 def known(number: int) -> int | None:
@@ -289,30 +297,28 @@ def known(number: int) -> int | None:
 
 
 def measured(rows: Tensor, others: Tensor, tolerance: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Sums [cells, 8], absolute differences [cells, elements] and which cells differ [cells], of [cells, elements]."""
+    """Sums [cells, 7], absolute differences [cells, elements] and which cells differ [cells], of [cells, elements].
+
+    The sums are the product, the square of each side and of the difference, all of finite elements; the NaNs of each
+    side; and how many elements are not finite and not the same on both sides.
+    """
     dtype = torch.complex128 if rows.is_complex() or others.is_complex() else torch.float64
     left = rows.to(dtype)
     right = others.to(dtype)
-    left_is_nan = left.isnan()
-    right_is_nan = right.isnan()
-    is_same = (left == right) | (left_is_nan & right_is_nan)
+    nans = left.isnan()
+    other_nans = right.isnan()
+    is_same = (left == right) | (nans & other_nans)
     is_finite = left.isfinite() & right.isfinite()
+    broken = ~is_same & ~is_finite
     # An infinity on one side only is infinitely far away; NaN has no distance.
     apart = torch.where(is_same, 0, left - right).abs().nan_to_num(nan=0.0, posinf=math.inf)
     left = torch.where(is_finite, left, 0)
     right = torch.where(is_finite, right, 0)
     square = left.abs().square()
     square_apart = apart.square()
-    broken = ~is_same & ~is_finite
-    sums = torch.zeros(len(rows), _BROKEN + 1, dtype=torch.float64)
-    sums[:, _ROWS] = 1
-    sums[:, _PRODUCT] = (left.conj() * right).real.sum(1)
-    sums[:, _SQUARE] = square.sum(1)
-    sums[:, _SQUARE_OTHER] = right.abs().square().sum(1)
-    sums[:, _APART] = square_apart.sum(1)
-    sums[:, _NANS] = left_is_nan.sum(1)
-    sums[:, _NANS_OTHER] = right_is_nan.sum(1)
-    sums[:, _BROKEN] = broken.sum(1)
+    products = (left.conj() * right).real.sum(1)
+    squares = [square.sum(1), right.abs().square().sum(1), square_apart.sum(1)]
+    sums = torch.stack([products, *squares, nans.sum(1), other_nans.sum(1), broken.sum(1)], dim=1)
     # Masked attention scores are so large that no other difference would count beside them.
     masked = _is_lowest(rows) & _is_lowest(others)
     norm = torch.where(masked, 0, square).sum(1).sqrt()
@@ -323,14 +329,13 @@ def measured(rows: Tensor, others: Tensor, tolerance: float) -> tuple[Tensor, Te
 def measured_by_fingerprints(rows: Tensor, others: Tensor, tolerance: float) -> tuple[Tensor, Tensor, Tensor]:
     """The same of fingerprints [cells, projections + 2], estimated; differences of elements are not known: zeros."""
     found = fingerprints.difference(rows, others)
-    nothing = torch.zeros(len(rows), dtype=torch.float64)
     square = rows[:, -2].double().square()
     square_other = others[:, -2].double().square()
     apart = found.distance.double().square()
     product = (square + square_other - apart) / 2
-    broken = found.distance.isnan()
-    sums = torch.stack([nothing + 1, product, square, square_other, apart, nothing, nothing, broken], dim=1)
-    sums.nan_to_num_(nan=0.0, posinf=math.inf)
+    nothing = torch.zeros_like(square)
+    terms = [product, square, square_other, apart, nothing, nothing, found.distance.isnan()]
+    sums = torch.stack(terms, dim=1).nan_to_num(nan=0.0, posinf=math.inf)
     return sums, nothing[:, None], ~(found.relative <= tolerance)
 
 
