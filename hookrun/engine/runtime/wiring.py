@@ -126,7 +126,7 @@ class Wiring:
         problems = uncompilable(plan)
         self._refused = refusal(problems)
         self._compiles = not problems
-        self.observers = GraphObservers(refusal(unexportable(plan)))
+        self.observers = GraphObservers(clock, sink, refusal(unexportable(plan)))
         self._model = model
         self._restored = restored
         self._reduced = reduced
