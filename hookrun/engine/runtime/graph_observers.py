@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
-from itertools import count
-from typing import Any, NamedTuple
+from itertools import accumulate, count
+from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
@@ -142,32 +142,22 @@ class _Firing:
             self.places.append((path, about))
 
 
-class _Seen(NamedTuple):
-    """The numbers of one tensor among all that a graph gives in one call.
-
-    about:      the first values of RECORD_KEYS
-    call:       the last one
-    begin, end: which of all numbers they are
-    read:       makes the records of them
-    """
-
-    about: tuple[str, ...]
-    call: int
-    begin: int
-    end: int
-    read: Reading
-
-
 Time = tuple[str, int, int]
 """Mode, epoch and step."""
 
+_Seen = tuple[_Firing, int, Reading]
+"""A firing, the place of its first tensor among all that a graph gives in one call, and what makes the records."""
 
-def _records_of(time: Time, seen: Sequence[_Seen], record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The records of firings of one moment. record: has the numbers of all"""
+
+def _records_of(
+    time: Time, seen: Sequence[_Seen], bounds: Sequence[int], record: Mapping[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """The records of firings of one moment. record: has the numbers of all, which `bounds` part by tensor"""
     numbers = record["numbers"].tolist()
-    for each in seen:
-        begins = dict(zip(RECORD_KEYS, (*each.about, *time, each.call), strict=True))
-        yield from each.read(begins, numbers[each.begin : each.end])
+    for firing, first, read in seen:
+        for place, (_, about) in enumerate(firing.places, first):
+            begins = dict(zip(RECORD_KEYS, (*about, *time, firing.call), strict=True))
+            yield from read(begins, numbers[bounds[place] : bounds[place + 1]])
 
 
 class Schedule:
@@ -270,29 +260,30 @@ class GraphObservers:
     def receive_numbers(self, given: Tensor, firings: Sequence[int], lengths: Sequence[int]) -> None:
         """Let hooks report numbers, or record them later. lengths: how many there are of each tensor, in order"""
         numbers = given.clone()  # the graph uses its memory again
-        seen: list[_Seen] = []
+        bounds = [0, *accumulate(lengths)]
+        seen: list[_Seen] = []  # few objects: the garbage collector counts them
         policy = ""
-        lengths_left = iter(lengths)
-        end = 0
+        next_first = 0
         for number in firings:
             firing = self._firings[number]
             observer = firing.observer
-            is_due = observer.fires(firing)
-            for path, about in firing.places:
-                begin = end
-                end += next(lengths_left)
-                if not is_due:
-                    continue
-                if observer.reading is None:
-                    observer.report(firing, path, numbers[begin:end])
-                else:
-                    seen.append(_Seen(about, firing.call, begin, end, observer.reading()))
-                    policy = observer.policy or policy
+            first = next_first
+            next_first += len(firing.places)
+            if not observer.fires(firing):
+                continue
+            reading = observer.reading
+            if reading is not None:
+                seen.append((firing, first, reading()))
+                policy = observer.policy or policy
+                continue
+            for place, (path, _) in enumerate(firing.places, first):
+                observer.report(firing, path, numbers[bounds[place] : bounds[place + 1]])
         if not seen:
             return
-        time = self.clock.mode, self.clock.epoch, self.clock.step
-        start = (*seen[0].about, *time, seen[0].call)
-        judge = partial(_records_of, time, seen)
+        clock = self.clock
+        time = clock.mode, clock.epoch, clock.step
+        start = seen[0][0].observer.site.record_start()  # of all; each record has its own
+        judge = partial(_records_of, time, seen, bounds)
         self._sink.emit(start, {"numbers": numbers, "judge": judge, "policy": policy})
         self._unread += len(numbers)
         if self._unread > MOST_UNREAD:
