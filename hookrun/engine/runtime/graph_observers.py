@@ -93,7 +93,9 @@ def _receive(token: Tensor, tensors: list[Tensor], firings: list[int], lengths: 
     observers = _open.get(int(token))
     if observers is None:
         return
-    if lengths:
+    if not firings:
+        observers.forward_begins()
+    elif lengths:
         observers.receive_numbers(tensors[0], firings, lengths)
     else:
         observers.receive_tensors(tensors, firings)
@@ -183,6 +185,7 @@ class GraphObservers:
 
     token: [] int64 on the CPU, the number of this object; graphs do not have the number, so that they can be cached
     any:   there are observers that a graph can contain
+    forward_begins: called by a graph where a forward of the model begins, see `calling`
 
     refuse_export: raises CompileError with what an exported program cannot contain
     """
@@ -193,6 +196,7 @@ class GraphObservers:
             self.token = torch.tensor(self.key, device="cpu")
         self.any = False
         self.clock = clock
+        self.forward_begins: Callable[[], None] = lambda: None
         self.refuse_export = refuse_export
         self._sink = sink
         self._observers: list[Observer] = []
@@ -211,6 +215,21 @@ class GraphObservers:
     def counting(self, site: HookSite) -> Callable[[Sequence[str]], Callable[[int], None]]:
         """What counts an edit of gradients inside a graph, see `in_graph_of`."""
         return self._observer(site).counting
+
+    def calling(self, forward_begins: Callable[[], None]) -> Callable[[], None]:
+        """What lets a graph call a function each time it runs, where the model's forward begins."""
+        self.forward_begins = forward_begins
+
+        @while_tracing
+        def define() -> None:
+            require("torch, compiler")
+            _operator()
+
+        def begin() -> None:
+            define()
+            torch.ops.hookrun.observed.default(self.token, [], [], [])
+
+        return begin
 
     def _observer(self, site: HookSite) -> Observer:
         observer = _Capture(self, site) if site.spec.action.captures else Observer(self, site)
