@@ -4,20 +4,17 @@ The compiler cannot look into the operator, so it breaks no graph. It has an eff
 leaves it out nor repeats it, also in a backward pass and where activation checkpointing computes a part of the graph
 again. What a hook does with the numbers, and whether its schedule holds, is Python's.
 
-A call of the operator takes some microseconds. What the forward hooks of a graph of `Installation.compile` see is given
-by one call at its end; what cannot wait for that (gradients, the inside of a checkpointed region, tensors that are
-measured outside of the graph, a graph of `torch.compile`) by a call of its own.
+The first stage of the compiler notes each firing as one call of `fired`. In a graph of `Installation.compile` a pass
+over these calls then saves what it can, see `graph_backend`.
 """
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, partial
 from itertools import accumulate, count
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
@@ -28,66 +25,159 @@ from hookrun.engine.actions.fields import Meaning
 from hookrun.engine.hook_types import OUTPUT_GRAD
 from hookrun.engine.runtime.apply_action import Op, function_of, named, unscaled_leaf
 from hookrun.engine.runtime.checkpointing import PASSED_ON, repeating
+from hookrun.engine.runtime.clock import Clock
 from hookrun.engine.runtime.compiled import refusal, while_tracing
+from hookrun.engine.runtime.sinks import Sink
 from hookrun.engine.runtime.site import HookSite
+from hookrun.engine.spec.when import When
 from hookrun.engine.values import containers
 from hookrun.engine.values.forms import Form, form_of, unknown_class, value_of
 from hookrun.engine.values.private_names import require
 from hookrun.engine.values.tensors import ordinary_tensors
 from hookrun.errors import Problem
 
-MOST_LAYOUTS = 256
-"""Of how many graphs and shapes it is remembered which numbers belong to which firing."""
-
 MOST_UNREAD = 1 << 20
 """More numbers than this are read at once, so that a long loop does not hold them all."""
 
-_numbers = count()
+_keys = count()
 _open = WeakValueDictionary[int, "GraphObservers"]()
 
+Columns = list[Tensor]
+"""The numbers of a tensor that an observer sees, as tensors [n] float64."""
 
-@dataclass(frozen=True, slots=True)
+
+# ---- in a graph: functions that the first stage of the compiler does not look into ----------------------------------
+
+
+def fired(observers: int, firing: int, token: Tensor, tensors: list[Tensor]) -> None:
+    """Give a firing to Python: its numbers, or the tensors themselves where Python measures them.
+
+    observers, firing: the numbers of the GraphObservers and of the firing
+    token: of these observers
+    """
+    group = _open.get(observers)
+    if group is None:  # the hooks were removed before the backward pass of a graph that Python runs
+        return
+    if group.observer(firing).measures:
+        give(token, [firing], [measured(observers, firing, tensors)])
+    else:
+        torch.ops.hookrun.observed.default(token, [each.detach() for each in tensors], [firing], [])
+
+
+def measured(observers: int, firing: int, tensors: list[Tensor]) -> list[Columns]:
+    """The numbers of each tensor that a firing sees."""
+    group = _open.get(observers)
+    if group is None:
+        return []
+    observer = group.observer(firing)
+    return [observer.measure(each.detach()) for each in tensors]
+
+
+def give(token: Tensor, firings: list[int], numbers: list[list[Columns]]) -> None:
+    """Give the numbers of firings to Python, in one tensor on the device of the first ones.
+
+    numbers: of each tensor of each firing
+    """
+    columns: Columns = []
+    lengths: list[int] = []
+    for of_firing in numbers:
+        for of_tensor in of_firing:
+            columns.extend(of_tensor)
+            lengths.append(sum([column.shape[0] for column in of_tensor]))
+    if columns:
+        columns = [torch.cat([column.to(columns[0].device) for column in columns])]
+    torch.ops.hookrun.observed.default(token, columns, firings, lengths)
+
+
+def _receive(token: Tensor, tensors: list[Tensor], firings: list[int], lengths: list[int]) -> None:
+    observers = _open.get(int(token))
+    if observers is None:
+        return
+    if not firings:
+        observers.forward_begins()
+    elif lengths:
+        observers.receive_numbers(tensors[0], firings, lengths)
+    else:
+        observers.receive_tensors(tensors, firings)
+
+
+@cache
+def _operator() -> torch.library.Library:
+    """Define the operator, for the whole process."""
+    from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
+    from torch.fx.node import has_side_effect
+
+    library = torch.library.Library("hookrun", "DEF")
+    library.define("observed(Tensor token, Tensor[] tensors, int[] firings, SymInt[] lengths) -> ()")
+    library.impl("observed", _receive, "CompositeExplicitAutograd")
+    torch.library.register_fake(
+        "hookrun::observed", lambda token, tensors, firings, lengths: None, lib=library
+    )
+    _register_effectful_op("hookrun::observed", _EffectType.ORDERED)
+    torch.compiler.allow_in_graph(fired)
+    has_side_effect(fired)
+    has_side_effect(give)
+    return library
+
+
+# ---- while a graph is traced, and while it runs ---------------------------------------------------------------------
+
+
 class _Firing:
     """A firing of a hook in a graph, each time the graph runs.
 
     within: path of the tensor that the hook is attached to
     paths:  of the tensors that it sees, below `within`
     call:   the number of the module's call
+    places: each path, and the first values of RECORD_KEYS there
     """
 
-    observer: _Observer
-    within: str
-    paths: tuple[str, ...]
-    call: int
-
-
-class _Part(NamedTuple):
-    """The numbers of one tensor among all that a graph gives.
-
-    about:      the first values of RECORD_KEYS, which are the same each time
-    call:       the last one
-    begin, end: which of all numbers they are
-    """
-
-    path: str
-    about: tuple[str, str, str, str]
-    call: int
-    begin: int
-    end: int
+    def __init__(self, observer: Observer, within: str, paths: tuple[str, ...], call: int) -> None:
+        site = observer.site
+        self.observer = observer
+        self.within = within
+        self.paths = paths
+        self.call = call
+        self.places: list[tuple[str, tuple[str, ...]]] = []
+        for path in paths:
+            about = site.hook_name, site.path, within + path, site.spec.action.action_name
+            self.places.append((path, about))
 
 
 Time = tuple[str, int, int]
 """Mode, epoch and step."""
 
+_Seen = tuple[_Firing, int, Reading]
+"""A firing, the place of its first tensor among all that a graph gives in one call, and what makes the records."""
+
 
 def _records_of(
-    time: Time, parts: Sequence[_Part], reads: Sequence[Reading], record: Mapping[str, Any]
+    time: Time, seen: Sequence[_Seen], bounds: Sequence[int], record: Mapping[str, Any]
 ) -> Iterator[dict[str, Any]]:
-    """The records of firings of one moment. record: has the numbers of all"""
+    """The records of firings of one moment. record: has the numbers of all, which `bounds` part by tensor"""
     numbers = record["numbers"].tolist()
-    for part, read in zip(parts, reads, strict=True):
-        begins = dict(zip(RECORD_KEYS, (*part.about, *time, part.call), strict=True))
-        yield from read(begins, numbers[part.begin : part.end])
+    for firing, first, read in seen:
+        for place, (_, about) in enumerate(firing.places, first):
+            begins = dict(zip(RECORD_KEYS, (*about, *time, firing.call), strict=True))
+            yield from read(begins, numbers[bounds[place] : bounds[place + 1]])
+
+
+class Schedule:
+    """Whether any of some schedules holds now, as to step and epoch; it is found out once for each."""
+
+    def __init__(self, clock: Clock, schedules: Sequence[When]) -> None:
+        self._clock = clock
+        self._schedules = schedules
+        self._asked_at = (-1, -1)
+        self._holds = False
+
+    def holds(self) -> bool:
+        """Whether one of them holds at the present step and epoch."""
+        now = self._clock._step, self._clock._epoch
+        if now != self._asked_at:
+            self._asked_at = now
+            self._holds = any([when.holds_at(*now) for when in self._schedules])
+        return self._holds
 
 
 class GraphObservers:
@@ -95,24 +185,25 @@ class GraphObservers:
 
     token: [] int64 on the CPU, the number of this object; graphs do not have the number, so that they can be cached
     any:   there are observers that a graph can contain
+    forward_begins: called by a graph where a forward of the model begins, see `calling`
 
     refuse_export: raises CompileError with what an exported program cannot contain
     """
 
-    def __init__(self, refuse_export: Op) -> None:
-        self.key = next(_numbers)
+    def __init__(self, clock: Clock, sink: Sink, refuse_export: Op) -> None:
+        self.key = next(_keys)
         with ordinary_tensors():
             self.token = torch.tensor(self.key, device="cpu")
         self.any = False
+        self.clock = clock
+        self.forward_begins: Callable[[], None] = lambda: None
         self.refuse_export = refuse_export
-        self._observers: list[_Observer] = []
+        self._sink = sink
+        self._observers: list[Observer] = []
         self._firings: list[_Firing] = []
-        self._layouts = dict[tuple[tuple[int, ...], tuple[int, ...]], list[tuple[_Firing, list[_Part]]]]()
         self._calls = Counter[HookSite]()
         self._unread = 0
         self._trace: object = None
-        self._waiting: list[tuple[list[Tensor], list[int], int]] | None = None
-        self._given = _counted_while_tracing()
         _open[self.key] = self
 
     def add(self, site: HookSite) -> Op:
@@ -125,10 +216,29 @@ class GraphObservers:
         """What counts an edit of gradients inside a graph, see `in_graph_of`."""
         return self._observer(site).counting
 
-    def _observer(self, site: HookSite) -> _Observer:
-        observer = _Capture(self, site) if site.spec.action.captures else _Observer(self, site)
+    def calling(self, forward_begins: Callable[[], None]) -> Callable[[], None]:
+        """What lets a graph call a function each time it runs, where the model's forward begins."""
+        self.forward_begins = forward_begins
+
+        @while_tracing
+        def define() -> None:
+            require("torch, compiler")
+            _operator()
+
+        def begin() -> None:
+            define()
+            torch.ops.hookrun.observed.default(self.token, [], [], [])
+
+        return begin
+
+    def _observer(self, site: HookSite) -> Observer:
+        observer = _Capture(self, site) if site.spec.action.captures else Observer(self, site)
         self._observers.append(observer)
         return observer
+
+    def observer(self, firing: int) -> Observer:
+        """The observer that fires, by the number of the firing."""
+        return self._firings[firing].observer
 
     def clear(self) -> None:
         """The hooks are removed: graphs that refer to them give nothing any more."""
@@ -136,57 +246,10 @@ class GraphObservers:
             vars(observer).clear()  # its functions refer to it
         self._observers.clear()
         self._firings.clear()
-        self._layouts.clear()
         self._calls.clear()
         _open.pop(self.key, None)
 
-    # ---- traced --------------------------------------------------------------------------------------------------
-
-    def begin(self) -> None:
-        """A graph begins, at the end of which `end` is called."""
-        self._waiting = []
-        self._given(0)
-
-    def wait(self, numbers: list[Tensor], lengths: list[int], firing: int) -> None:
-        """Give the numbers of a firing to Python at the end of the graph."""
-        if self._waiting is None:
-            self.give_numbers(numbers, lengths, [firing])
-        else:
-            self._waiting.append((numbers, lengths, firing))
-
-    def end(self) -> None:
-        """Give to Python what waits for the end of the graph."""
-        self.give_waiting()
-        assert self._waiting is not None
-        self._waiting.clear()  # what is in it when the trace ends would be an output of the graph
-        self._waiting = None
-
-    def give_waiting(self) -> None:
-        """Give to Python what waits; also inside a checkpointed region, which can read what is outside of it."""
-        if self._waiting is None:
-            return
-        numbers: list[Tensor] = []
-        lengths: list[int] = []
-        firings: list[int] = []
-        for of_firing in self._waiting[self._given(len(self._waiting)) :]:
-            numbers.extend(of_firing[0])
-            lengths.extend(of_firing[1])
-            firings.append(of_firing[2])
-        if firings:
-            self.give_numbers(numbers, lengths, firings)
-
-    def give_numbers(self, numbers: list[Tensor], lengths: list[int], firings: list[int]) -> None:
-        """Give the numbers of firings to Python, all on the device of the first ones. lengths: of each tensor seen"""
-        here = [each.to(numbers[0].device) for each in numbers]
-        torch.ops.hookrun.observed.default(self.token, here, [*firings], [*lengths])
-
-    def give_tensors(self, tensors: list[Tensor], firing: int) -> None:
-        """Give the tensors that a firing sees to Python."""
-        torch.ops.hookrun.observed.default(self.token, tensors, [firing], [])
-
-    # ---- called while tracing ------------------------------------------------------------------------------------
-
-    def number(self, observer: _Observer, paths: tuple[str, ...]) -> int:
+    def number(self, observer: Observer, paths: tuple[str, ...]) -> int:
         """A number for a firing in the graph that is traced now; for gradients the first of one for each path."""
         from torch._guards import TracingContext
 
@@ -206,111 +269,85 @@ class GraphObservers:
 
     # ---- while a graph runs --------------------------------------------------------------------------------------
 
-    def measured(self, firing: int, x: Tensor) -> list[Tensor]:
-        """The numbers of a tensor that a firing sees."""
-        return self._firings[firing].observer.measure(x)
+    def receive_tensors(self, tensors: Sequence[Tensor], firings: Sequence[int]) -> None:
+        """Let hooks act on tensors."""
+        for number in firings:
+            firing = self._firings[number]
+            if firing.observer.fires(firing):
+                firing.observer.receive(number, firing, tensors)
 
-    def receive(self, tensors: Sequence[Tensor], firings: Sequence[int], lengths: Sequence[int]) -> None:
-        """Let hooks act on what they see. lengths: how many numbers there are of each tensor that is measured"""
-        if not lengths:
-            for number in firings:
-                firing = self._firings[number]
-                if isinstance(firing.observer, _Capture):
-                    firing.observer.keep(number, firing, tensors)
-                elif firing.observer.fires(firing):
-                    for path, tensor in zip(firing.paths, tensors, strict=True):
-                        firing.observer.act(firing, path, tensor)
-            return
-        numbers = torch.cat([*tensors])  # copied: the graph uses its memory again
-        parts: list[_Part] = []
-        reads: list[Reading] = []  # few new objects for each firing: the garbage collector counts them
+    def receive_numbers(self, given: Tensor, firings: Sequence[int], lengths: Sequence[int]) -> None:
+        """Let hooks report numbers, or record them later. lengths: how many there are of each tensor, in order"""
+        numbers = given.clone()  # the graph uses its memory again
+        bounds = [0, *accumulate(lengths)]
+        seen: list[_Seen] = []  # few objects: the garbage collector counts them
         policy = ""
-        for firing, of_firing in self._parts(tuple(firings), tuple(lengths)):
+        next_first = 0
+        for number in firings:
+            firing = self._firings[number]
             observer = firing.observer
+            first = next_first
+            next_first += len(firing.places)
             if not observer.fires(firing):
                 continue
             reading = observer.reading
-            for part in of_firing:
-                if reading is None:
-                    observer.act(firing, part.path, numbers[part.begin : part.end])
-                else:
-                    parts.append(part)
-                    reads.append(reading())
-                    policy = observer.policy or policy
-        if parts:
-            clock = self._observers[0].site.clock
-            time = clock.mode, clock.epoch, clock.step
-            judge = partial(_records_of, time, parts, reads)
-            start = (*parts[0].about, *time, parts[0].call)
-            data = {"numbers": numbers, "judge": judge, "policy": policy}
-            sink = self._observers[0].site.sink
-            sink.emit(start, data)
-            self._unread += len(numbers)
-            if self._unread > MOST_UNREAD:
-                self._unread = 0
-                sink.settle()
-
-    def _parts(
-        self, firings: tuple[int, ...], lengths: tuple[int, ...]
-    ) -> Sequence[tuple[_Firing, Sequence[_Part]]]:
-        """Which numbers belong to each firing: the same at each run of a graph with the same shapes."""
-        if (firings, lengths) not in self._layouts:
-            if len(self._layouts) >= MOST_LAYOUTS:
-                self._layouts.clear()
-            ends = accumulate(lengths)
-            begin = 0
-            layout: list[tuple[_Firing, list[_Part]]] = []
-            for number in firings:
-                firing = self._firings[number]
-                site = firing.observer.site
-                parts: list[_Part] = []
-                for path in firing.paths:
-                    at = firing.within + path
-                    about = site.hook_name, site.path, at, site.spec.action.action_name
-                    end = next(ends)
-                    parts.append(_Part(path, about, firing.call, begin, end))
-                    begin = end
-                layout.append((firing, parts))
-            self._layouts[firings, lengths] = layout
-        return self._layouts[firings, lengths]
+            if reading is not None:
+                seen.append((firing, first, reading()))
+                policy = observer.policy or policy
+                continue
+            for place, (path, _) in enumerate(firing.places, first):
+                observer.report(firing, path, numbers[bounds[place] : bounds[place + 1]])
+        if not seen:
+            return
+        clock = self.clock
+        time = clock.mode, clock.epoch, clock.step
+        start = seen[0][0].observer.site.record_start()  # of all; each record has its own
+        judge = partial(_records_of, time, seen, bounds)
+        self._sink.emit(start, {"numbers": numbers, "judge": judge, "policy": policy})
+        self._unread += len(numbers)
+        if self._unread > MOST_UNREAD:
+            self._unread = 0
+            self._sink.settle()
 
 
-class _Observer:
-    """One observer: what is traced of it, and what it does with the numbers.
+class Observer:
+    """One observer: what is traced of it, and what it does with what a graph gives.
 
-    Without a schedule the numbers are computed inside the graph, where the compiler may fuse them with what computes
-    the tensor. With one the graph gives the tensor itself, and the hook acts on it as outside of a graph: a step in
-    which the schedule does not hold costs next to nothing. So it is for gradients that mixed precision has scaled.
+    Its numbers are computed inside the graph, where the compiler may fuse them with what computes the tensor. With a
+    schedule the graph gives the tensor itself, and the hook acts on it as outside of a graph: a step in which the
+    schedule does not hold costs next to nothing. So it is for gradients that mixed precision has scaled.
+
+    measures: its numbers are computed inside the graph
+    can_wait: they can leave the graph later than they are computed; then they are computed there even with a schedule
+    when:     its schedule by step and epoch; None: it has none
     """
 
     def __init__(self, group: GraphObservers, site: HookSite) -> None:
         when = site.spec.keys.when
+        self.is_forward = site.hook_type.phase == "forward"
         self._is_edit = not site.spec.action.observes
-        is_scaled = site.hook_type.phase == "backward" and site.clock.scaler is not None
-        has_schedule = when.step is not None or when.epoch is not None
         self.site = site
+        self.when = when if when.step is not None or when.epoch is not None else None
+        self.measures = self.when is None and (self.is_forward or site.clock.scaler is None)
+        self.can_wait = self.is_forward
         self._group = group
-        self._name = (
-            f"{site.hook_name} {site.path}"  # read so that no graph is taken for that of another observer
-        )
-        self.measures = not (has_schedule or is_scaled)
+        self._name = f"{site.hook_name} {site.path}"  # read so that no graph is taken for that of another observer
         self._halves: Halves | None = None
         self._function: Op | None = None
         self.policy = "error" if site.spec.action.value_of(Meaning.POLICY) == "error" else ""
         self._holds_in = {training: when.holds_in(training) for training in (True, False)}
-        self._asked_at = (-1, -1)
-        self._holds = False
+        self._schedule = Schedule(site.clock, [when])
 
-        def number(name: str, *paths: str) -> tuple[int, int]:
-            """The number of a firing, and how many tensors of numbers there are of each tensor that it sees."""
+        def number(name: str, *paths: str) -> int:
+            """The number of a firing."""
             require("torch, compiler")
             if torch.compiler.is_exporting():
                 group.refuse_export(None)
-            if self._halves is None and not self._is_edit:
+            if self._function is None and not self._is_edit:
                 self._halves = site.spec.action.halves(site)
                 self._function = function_of(site)
             _operator()
-            return group.number(self, paths), 0 if self._halves is None else self._halves.count
+            return group.number(self, paths)
 
         def takes(dtype: torch.dtype, alone: bool) -> bool:
             with ordinary_tensors():
@@ -323,63 +360,50 @@ class _Observer:
 
     def see(self, value: Any) -> Any:
         """Look at the value of a forward hook."""
-        site = self.site
-        if not self._holds_in[site.clock.model.training]:
+        if not self._holds_in[self.site.clock.model.training]:
             return value
-        seen = value if site.target_keys is None else containers.get(value, site.target_keys)
-        if site.hook_type.in_tuple and site.target_keys is None:
-            seen = containers.unwrapped(seen)
+        seen = self._target(value)
         paths: list[str] = []
         taken: list[Tensor] = []
         for path, leaf in containers.leaves(seen):
             if isinstance(leaf, Tensor) and self._takes(leaf.dtype, leaf is seen):
                 paths.append(path)
                 taken.append(leaf)
-        number, count = self._number(self._name, *paths)
-        if not self.measures:
-            self._group.give_waiting()
-            self._group.give_tensors([leaf.detach() for leaf in taken], number)
-            return value
-        numbers: list[Tensor] = []
-        lengths: list[int] = []
-        for leaf in taken:
-            columns = _measured(self._group.key, number, count, leaf.detach())
-            numbers.extend(columns)
-            lengths.append(sum([len(column) for column in columns]))
-        if _is_in_region():
-            self._group.give_waiting()
-            self._group.give_numbers(numbers, lengths, [number])
-        else:
-            self._group.wait(numbers, lengths, number)
+        self._fire(self._number(self._name, *paths), taken)
         return value
+
+    def _target(self, value: Any) -> Any:
+        site = self.site
+        if site.target_keys is not None:
+            return containers.get(value, site.target_keys)
+        return containers.unwrapped(value) if site.hook_type.in_tuple else value
 
     def counting(self, paths: Sequence[str]) -> Callable[[int], None]:
         """What counts the firing for the gradient of one of these tensors."""
-        number, _ = self._number(self._name, *paths)
+        number = self._number(self._name, *paths)
 
         def count(place: int) -> None:
-            self._group.give_tensors([], number + place)
+            self._fire(number + place, [])
 
         return count
 
     def watch(self, carrying: Sequence[tuple[str, Tensor]]) -> None:
         """Look at the gradients of these tensors, the outputs of one call."""
-        number, count = self._number(self._name, *(path for path, _ in carrying))
+        number = self._number(self._name, *(path for path, _ in carrying))
         for place, (_, tensor) in enumerate(carrying):
 
             def fire(grad: Tensor, place: int = place) -> None:
-                if not self.measures:
-                    self._group.give_tensors([grad.detach()], number + place)
-                    return
-                columns = _measured(self._group.key, number + place, count, grad.detach())
-                self._group.give_numbers(columns, [sum([len(each) for each in columns])], [number + place])
+                self._fire(number + place, [grad])
 
             tensor.register_hook(fire)
 
+    def _fire(self, number: int, tensors: list[Tensor]) -> None:
+        fired(self._group.key, number, self._group.token, tensors)
+
     # ---- traced by the compiler's second stage, where no guard comes from what is read -----------------------------
 
-    def measure(self, x: Tensor) -> list[Tensor]:
-        """The numbers of a tensor, as tensors [n] float64."""
+    def measure(self, x: Tensor) -> Columns:
+        """The numbers of a tensor."""
         assert self._halves is not None
         part = self.site.part
         return self._halves.measure(x if part is None else part.of(x))
@@ -388,13 +412,15 @@ class _Observer:
 
     @property
     def reading(self) -> Callable[[], Reading] | None:
-        """What reads its numbers later; None: it acts on them when the graph has run."""
+        """What reads its numbers later; None: it reports them when the graph has run."""
         return None if self._halves is None else self._halves.reading
 
     def fires(self, firing: _Firing) -> bool:
         """Count a firing, if the schedule holds; whether there is something to report."""
         site = self.site
-        if not self._is_due() or (site.hook_type.phase == "forward" and repeating() is not None):
+        if not self._schedule.holds() or not self._holds_in[site.clock.model.training]:
+            return False
+        if self.is_forward and repeating() is not None:
             return False
         site.fired += 1
         if self._is_edit:
@@ -402,178 +428,79 @@ class _Observer:
         site.idle += not firing.paths
         return not site.sink.muted
 
-    def act(self, firing: _Firing, path: str, given: Tensor) -> None:
-        """Report the numbers of a tensor, or let the hook act on the tensor."""
-        report = None if self._halves is None else self._halves.report
-        function = self._function
+    def receive(self, number: int, firing: _Firing, tensors: Sequence[Tensor]) -> None:
+        """Let the hook act on the tensors that a firing sees."""
+        assert self._function is not None
+        for path, tensor in zip(firing.paths, tensors, strict=True):
+            self._act(firing, path, self._function, self._unscaled(tensor))
+
+    def report(self, firing: _Firing, path: str, numbers: Tensor) -> None:
+        """Report the numbers of a tensor."""
+        assert self._halves is not None and self._halves.report is not None
+        self._act(firing, path, self._halves.report, numbers)
+
+    def _act(self, firing: _Firing, path: str, function: Op, value: Any) -> None:
         current = self.site.current
         current.at = path
         current.within = firing.within
         current.call_number = firing.call
         current.in_graph = True
         try:
-            if self.measures:
-                assert report is not None
-                report(given)
-            else:
-                assert function is not None
-                function(self._unscaled(given))
+            function(value)
         finally:
             current.within = ""
             current.call_number = None
             current.in_graph = False
 
-    def _is_due(self) -> bool:
-        """Whether the schedule holds now."""
-        clock = self.site.clock
-        when = self.site.spec.keys.when
-        now = clock.step, clock.epoch
-        if now != self._asked_at:
-            self._asked_at = now
-            self._holds = when.holds_at(*now)
-        return self._holds and self._holds_in[clock.model.training]
-
     def _unscaled(self, x: Tensor) -> Tensor:
         """A gradient without the factor of mixed precision's gradient scaler."""
         scaler = self.site.clock.scaler
-        if self.site.hook_type.phase != "backward" or scaler is None or scaler._scale is None:
+        if self.is_forward or scaler is None or scaler._scale is None:
             return x
         return unscaled_leaf(scaler._scale, x)
 
 
-class _Capture(_Observer):
+class _Capture(Observer):
     """A capture: the graph gives the tensors of a value, and outside of it the value is put together again."""
 
     def __init__(self, group: GraphObservers, site: HookSite) -> None:
         super().__init__(group, site)
         self.measures = False
+        self.can_wait = False
         forms: dict[int, Form] = {}
 
-        def number(name: str, form: Form) -> int:
+        def formed(name: str, form: Form) -> int:
             require("torch, compiler")
             unknown = unknown_class(form)
-            if torch.compiler.is_exporting():
-                group.refuse_export(None)
             if unknown is not None:
-                what = (
-                    f"capture sees an object of class {unknown.__name__}, which a graph cannot give to Python"
-                )
+                what = f"capture sees an object of class {unknown.__name__}, which a graph cannot give to Python"
                 refusal([Problem(site.spec.where, what, "name a tensor with `target`")])(None)
-            if self._function is None:
-                self._function = function_of(site)
-            _operator()
-            numbered = group.number(self, ("",))
-            forms[numbered] = form
-            return numbered
+            number: int = self._number(name, "")
+            forms[number] = form
+            return number
 
         self._forms = forms
-        self._formed = while_tracing(number)
+        self._formed = while_tracing(formed)
 
     def see(self, value: Any) -> Any:
         """Give the tensors of the value of a forward hook to Python."""
-        site = self.site
-        if self._holds_in[site.clock.model.training]:
-            seen = value if site.target_keys is None else containers.get(value, site.target_keys)
-            if site.hook_type.in_tuple and site.target_keys is None:
-                seen = containers.unwrapped(seen)
+        if self._holds_in[self.site.clock.model.training]:
             tensors: list[Tensor] = []
-            number = self._formed(self._name, form_of(seen, tensors))
-            self._group.give_tensors(tensors, number)
+            number = self._formed(self._name, form_of(self._target(value), tensors))
+            self._fire(number, tensors)
         return value
 
-    def keep(self, number: int, firing: _Firing, tensors: Sequence[Tensor]) -> None:
+    def receive(self, number: int, firing: _Firing, tensors: Sequence[Tensor]) -> None:
         """Let the hook keep the value, in memory of its own: the graph uses its memory again."""
-        if not self.fires(firing):
-            return
         site = self.site
+        assert self._function is not None
         value = value_of(self._forms[number], iter([tensor.clone() for tensor in tensors]))
         if value is None:
             site.target_was_none |= site.target_keys is not None
             site.found_nothing()
         try:
-            self.act(firing, "", value)
+            self._act(firing, "", self._function, value)
         except PASSED_ON:
             raise
         except Exception as error:
             raise named(site, error, value) from error
-
-
-def _counted_while_tracing() -> Callable[[int], int]:
-    """A function that notes a number and returns the one before.
-
-    A trace cannot do so: in a region it may not write what is outside, and what it writes after it has registered a
-    hook on a tensor is not what it reads.
-    """
-    before = [0]
-
-    @while_tracing
-    def note(number: int) -> int:
-        before.append(number)
-        return before.pop(0)
-
-    return note
-
-
-@while_tracing
-def _is_in_region() -> bool:
-    """Whether a part of a graph is traced that has no access to the rest, as a checkpointed region is."""
-    from torch._dynamo.symbolic_convert import InstructionTranslator
-
-    return InstructionTranslator.current_tx().output.current_tracer.parent is not None
-
-
-_OF_OBSERVER = re.compile(r"\.__self__\.firings(\[\d+\](\.traced(\.__func__|\.__self__.*)?)?)?$")
-"""The end of the name of what is read of an observer, from the hook that torch calls. A removed hook is another one."""
-
-
-def with_few_guards(mode: str | None, options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The options of torch.compile, or those of its mode, and that what observers read is not compared at each call.
-
-    It cannot change while they are installed; each comparison would cost as much as a part of a small layer.
-    """
-    from torch._inductor import list_mode_options
-
-    wanted = dict(options or list_mode_options(mode or "default"))
-    wanted.setdefault("guard_filter_fn", lambda guards: [_is_needed(guard) for guard in guards])
-    return wanted
-
-
-def _is_needed(guard: Any) -> bool:
-    """Whether a guard is about anything but what observers read; the mode of the model and tensors are not theirs.
-
-    Only in the frame of `Installation.compile`: another one may be called for several observers.
-    """
-    if guard.guard_type == "TENSOR_MATCH" or guard.name.endswith(".training"):
-        return True
-    if guard.name.startswith(("G['__import_hookrun", "hookrun_observers")):
-        return False
-    return not (guard.name.startswith("hooked_model") and _OF_OBSERVER.search(guard.name))
-
-
-def _measured(observers: int, firing: int, count: int, x: Tensor) -> list[Tensor]:
-    group = _open.get(observers)
-    if group is None:  # the hooks were removed before the backward pass of a graph that Python runs
-        return [x.new_empty(0, dtype=torch.float64)] * count
-    return group.measured(firing, x)
-
-
-def _receive(token: Tensor, tensors: list[Tensor], firings: list[int], lengths: list[int]) -> None:
-    observers = _open.get(int(token))
-    if observers is not None:
-        observers.receive(tensors, firings, lengths)
-
-
-@cache
-def _operator() -> torch.library.Library:
-    """Define the operator, for the whole process."""
-    from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
-
-    library = torch.library.Library("hookrun", "DEF")
-    library.define("observed(Tensor token, Tensor[] tensors, int[] firings, SymInt[] lengths) -> ()")
-    library.impl("observed", _receive, "CompositeExplicitAutograd")
-    torch.library.register_fake(
-        "hookrun::observed", lambda token, tensors, firings, lengths: None, lib=library
-    )
-    torch.compiler.allow_in_graph(_measured)
-    _register_effectful_op("hookrun::observed", _EffectType.ORDERED)
-    return library

@@ -22,7 +22,7 @@ from hookrun.engine.html import MOST_ROWS, Shown, View
 from hookrun.engine.plan.plan import PlannedHook, ResolvedPlan, lies_in, uncompilable
 from hookrun.engine.runtime.clock import Clock
 from hookrun.engine.runtime.fast.direct_calls import call_through_torch
-from hookrun.engine.runtime.graph_observers import with_few_guards
+from hookrun.engine.runtime.graph_backend import observing
 from hookrun.engine.runtime.optimizers import follow
 from hookrun.engine.runtime.records import Memory
 from hookrun.engine.runtime.reduced import ReducedGradients
@@ -367,24 +367,16 @@ class Installation(Shown):
                 problems.append(Problem("options", f"{_CUDA_GRAPHS_OPTION} {what}", "leave it out"))
         refuse(problems, CompileError)
         torch.compiler.reset()
-        hooked_model = self._model  # `with_few_guards` knows both by these names
-        hookrun_observers = self._wiring.observers
+        hooked_model = self._model  # the filter of guards in `graph_backend` knows it by this name
         call_through_torch(hooked_model.modules())
 
         def hooked(*args: Any, **kwargs: Any) -> Any:
             return hooked_model(*args, **kwargs)
 
-        def observed(*args: Any, **kwargs: Any) -> Any:
-            hookrun_observers.begin()
-            output = hooked_model(*args, **kwargs)
-            hookrun_observers.end()
-            return output
-
-        called = observed if hookrun_observers.any else hooked
         # torch stores its graphs by code object: each installation needs its own
-        own = FunctionType(called.__code__.replace(), globals(), called.__name__, None, called.__closure__)
-        if hookrun_observers.any:
-            options["options"] = with_few_guards(options.pop("mode", None), options.get("options"))
+        own = FunctionType(hooked.__code__.replace(), globals(), hooked.__name__, None, hooked.__closure__)
+        if self._wiring.observers.any:
+            options = observing(self._wiring.observers, options)
         compiled = torch.compile(own, **options)
         gradients = self._wiring.wrapped
         if gradients is None:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -37,7 +37,7 @@ from hookrun.engine.plan.points import Point, point_path
 from hookrun.engine.runtime.apply_action import Op, SiteRunner
 from hookrun.engine.runtime.call_stack import CallFunction, Calls, CallStack, forget, with_callers
 from hookrun.engine.runtime.clock import Clock
-from hookrun.engine.runtime.compiled import in_graph_of, refusal, while_tracing
+from hookrun.engine.runtime.compiled import in_graph_of, refusal
 from hookrun.engine.runtime.fast import direct_calls
 from hookrun.engine.runtime.fast.direct_calls import call_through_torch
 from hookrun.engine.runtime.graph_observers import GraphObservers
@@ -126,7 +126,7 @@ class Wiring:
         problems = uncompilable(plan)
         self._refused = refusal(problems)
         self._compiles = not problems
-        self.observers = GraphObservers(refusal(unexportable(plan)))
+        self.observers = GraphObservers(clock, sink, refusal(unexportable(plan)))
         self._model = model
         self._restored = restored
         self._reduced = reduced
@@ -185,25 +185,15 @@ class Wiring:
         if counting:
             stack.begins.append(partial(_note_fired, stack, counting))
         followed = with_callers(self._model, [*numbers, *reads], inner=inner, points=self._points_at)
+        in_graph = None  # where no call is followed
+        if self.wrapped is not None:
+            in_graph = self.observers.calling(self.wrapped.forward_begins)
         for module in followed.values():
             enter = partial(stack.enter, module, numbers.get(module), reads[module])
-            traced = self._begin_traced if module is self._model else None
+            traced = in_graph if module is self._model else None
             self.listen(module, enter, prepend=True, traced=traced, with_kwargs=True)
             self.listen(module, stack.leave, after=True, always_call=True)
         call_through_torch(followed.values())
-
-    @cached_property
-    def _begin_traced(self) -> Callable[[], None] | None:
-        """In a graph no call is followed: what wraps the model while it is traced is taken to wrap it in each run."""
-        gradients = self.wrapped
-        if gradients is None:
-            return None
-
-        @while_tracing
-        def begin() -> None:
-            gradients.forward_begins()
-
-        return begin
 
     def listen(self, module: nn.Module, function: Callable[..., object], **options: Any) -> RemovableHandle:
         """Register a function of the module's calls that changes nothing, until the hooks are removed."""

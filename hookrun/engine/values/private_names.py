@@ -47,11 +47,11 @@ NAMES = {
     "torch, ranks": {"torch.distributed.distributed_c10d": "_abort_process_group"},
     "torch, fully_shard": {"torch.distributed.fsdp:FSDPModule": "_get_fsdp_state"},
     "torch, compiler": {
+        "torch": "_TorchCompileInductorWrapper _TorchCompileWrapper",
         "torch._dynamo.eval_frame": "OptimizedModule",
         "torch._dynamo.exc": "TorchRuntimeError",
         "torch._dynamo.symbolic_convert": "InstructionTranslator",
         "torch._guards": "TracingContext",
-        "torch._inductor": "list_mode_options",
         "torch._higher_order_ops.effects": "_EffectType _register_effectful_op",
     },
     "hydra-core": {

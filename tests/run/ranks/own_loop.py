@@ -128,6 +128,11 @@ def cases(rank: int) -> dict[str, float | str]:
     with hookrun.hooked(inside, SPEC) as hooks:
         compiled = torch.compile(DistributedDataParallel(inside), backend="eager")
         compare("DDP in torch.compile, 2", trained(compiled, hooks, rank, 2), one)
+    inside = network()
+    with hookrun.hooked(inside, SPEC) as hooks:
+        compiled = torch.compile(inside, backend="eager")
+        compiled(rows(0, 0)[0][rank::2])  # the graph is traced before the wrapper is there
+        compare("compiled, then DDP, 2", trained(DistributedDataParallel(compiled), hooks, rank, 2), one)
     alone = network()
     with hookrun.hooked(alone, PRUNED) as hooks:
         one = trained(alone, hooks, None, 2)

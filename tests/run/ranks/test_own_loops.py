@@ -24,7 +24,7 @@ def test_hooks_under_a_wrapper_see_reduced_gradients(free_port, warm, tmp_path) 
     found, other = (json.loads(each.read_text()) for each in files)
     assert found == other
     refused = {name: found.pop(name) for name in list(found) if isinstance(found[name], str)}
-    assert len(found) == 16, "each order of hooks and wrapper"
+    assert len(found) == 17, "each order of hooks and wrapper"
     assert max(found.values()) < 1e-6
     assert "not summed over the ranks under no_sync()" in refused["grad under no_sync"]
     assert "not summed over the ranks under set_requires_gradient_sync(False)" in refused["grad without sync"]
