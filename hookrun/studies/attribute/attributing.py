@@ -7,7 +7,7 @@ forward pass act as before, and nothing is recorded or counted.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from hookrun.engine.plan.points import point_path
 from hookrun.engine.runtime.site import HookSite
 from hookrun.engine.runtime.tokens.calls import IDS, MASK
 from hookrun.engine.values.containers import tensors
@@ -42,7 +43,7 @@ Values = dict[str, Tensor]
 class Attributing:
     """Attributes the score of each sample to the inputs or to the output of one module.
 
-    module: the path of the module; None: the inputs, for token ids the module that embeds them
+    module: the path of the module, or of what a hook adds; None: the inputs, for token ids the module that embeds them
     method, steps, baseline: the keys of the task
     channels_first: the module's output as [B, C, height, width], for grad_cam; RuntimeError if that is not possible
     """
@@ -65,6 +66,11 @@ class Attributing:
         self._baseline = baseline
         self._channels_first = channels_first
         self._module = module
+        self._point: nn.Module | None = None
+        for site in context.hooks.sites:
+            for name, point in site.points.items():
+                if point_path(site.path, site.hook_name, name) == module:
+                    self._point = point
         self._is_embedding = False
         self._leaves = Values()
         self._values = Values()
@@ -198,18 +204,26 @@ class Attributing:
         self._values = {}
         self._relus = 0
         observers = Observers(self._context.model)
-        if self._module is not None:
+        added = ExitStack()
+        if self._point is not None:
+            name = str(self._module)
+            handle = self._point.register_forward_hook(
+                lambda module, args, value: self._leaf(name, value, share)
+            )
+            added.callback(handle.remove)
+        elif self._module is not None:
             observers.change_outputs([self._module], lambda path, value: self._leaf(path, value, share))
-            batch = batch.copied()
         else:
             change = {name: self._leaf(name, tensor, share) for name, tensor in _floating(batch).items()}
             inputs = {**batch.inputs, **change} if isinstance(batch.inputs, dict) else change[""]
             batch = replace(batch, inputs=inputs)
+        if self._module is not None:
+            batch = batch.copied()
         if self._method == "guided_backprop":
             relus = paths_of(self._context.model, nn.ReLU)
             observers.see_outputs(relus, self._count)
             observers.change_gradients(relus, lambda _, gradient: gradient.clamp_min(0))
-        with observers.installation():
+        with added, observers.installation():
             yield self._again(batch)
 
     def _leaf(self, name: str, value: Tensor, share: float) -> Tensor:

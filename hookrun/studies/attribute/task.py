@@ -44,8 +44,8 @@ class AttributeTask(TaskOfOneSplit):
               each nn.ReLU passes back only what is positive
     steps:    of integrated_gradients: how many gradients (Gauss-Legendre quadrature)
     baseline: of integrated_gradients: the number in every element at which the line starts
-    select:   the module whose output is attributed to, which grad_cam needs; null: the inputs, for token ids the
-              output of their embedding, summed over its width
+    select:   the module whose output is attributed to, which grad_cam needs, or what a hook adds (hook:NAME.POINT);
+              null: the inputs, for token ids the output of their embedding, summed over its width
     channels: of grad_cam: the dimension of the channels is the `first` after the batch, or the `last`; null: found by
               trial runs with larger pictures, whose height and width the other two dimensions must follow
     grid:     of grad_cam: the output is a sequence of the places of a picture with so many rows and columns
@@ -102,11 +102,10 @@ class AttributeTask(TaskOfOneSplit):
         return {f"{self.split}/score": None}
 
     def model_problems(self, experiment: Experiment, info: DataInfo, model: Module) -> Iterator[Problem]:
-        """With CompileError: the selected module, or an nn.ReLU for guided_backprop, is not found."""
+        """With CompileError: an nn.ReLU for guided_backprop is not found."""
         from torch import nn
 
         yield from super().model_problems(experiment, info, model)
-        self._module(model)
         if self.method == GUIDED and not any(isinstance(each, nn.ReLU) for each in model.modules()):
             raise compile_error(
                 f"{WHERE}.method",
@@ -117,7 +116,7 @@ class AttributeTask(TaskOfOneSplit):
     def prepare(
         self, experiment: Experiment, *, trust: frozenset[str], cache: JobCache | None = None
     ) -> Prepared:
-        """Prepare the experiment; of grad_cam the layout of the layer is proven, or found.
+        """Prepare the experiment, and find the module; of grad_cam the layout of the layer is proven, or found.
 
         Raises SpecError or CompileError with all mistakes found.
         """
@@ -125,11 +124,12 @@ class AttributeTask(TaskOfOneSplit):
         from hookrun.studies.kit.passes import EXAMPLE_BATCH
 
         prepared = super().prepare(experiment, trust=trust, cache=cache)
+        module = self._module(prepared)
         if self.method != GRAD_CAM:
             return prepared
         model = prepared.model
         example = self.example(prepared.data, model, EXAMPLE_BATCH)
-        shapes = output_shapes(model, example, str(self._module(model)))
+        shapes = output_shapes(model, example, str(module))
         shape = list(shapes[0]) if shapes else []
         grid = self.grid
         if grid is None:
@@ -164,18 +164,30 @@ class AttributeTask(TaskOfOneSplit):
         to = "the inputs" if self.select is None else str(self.select)
         yield f"{self.method}{how}: attributes {self.score} to {to}"
 
-    def _module(self, model: Module) -> str | None:
-        """The path of the selected module; None: the inputs. Raises CompileError unless there is exactly one."""
+    def _module(self, prepared: Prepared) -> str | None:
+        """The path of the selected module, or of what a hook adds; None: the inputs.
+
+        Raises CompileError unless there is exactly one, which fits the method.
+        """
         from hookrun.engine.plan.model_tree import ModelNames
         from hookrun.studies.kit.modules import selected
 
         if self.select is None:
             return None
         where = f"{WHERE}.select"
-        paths = selected(ModelNames(model), self.select, where)
+        names = ModelNames(prepared.model)
+        for hook in prepared.plan.hooks:
+            names.add_points(hook)
+        paths = selected(names, self.select, where)
         if len(paths) > 1:
             raise compile_error(
                 where, f"{str(self.select)!r} matches {len(paths)} modules: {listed(paths, 4)}", "name one"
+            )
+        if self.method == GRAD_CAM and paths[0] in names.tree.points:
+            raise compile_error(
+                where,
+                f"{str(self.select)!r} is what a hook adds, and grad_cam weights the channels of a module",
+                "name a module, or use integrated_gradients",
             )
         return paths[0]
 
@@ -191,7 +203,7 @@ class AttributeTask(TaskOfOneSplit):
         attributing = Attributing(
             context,
             Scoring(self.score, SCORE, context.prepared.loss, context.measuring),
-            self._module(context.model),
+            self._module(context.prepared),
             method=self.method,
             steps=self.steps,
             baseline=self.baseline,

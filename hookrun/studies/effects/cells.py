@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -216,7 +216,8 @@ class Cells:
     clean:  [samples] the metric of the other run
 
     trials: what is computed
-    again:  it is another pass over the samples, in which no observer fires
+    again:  it is another pass over the samples, for circuits: no observer fires; the first trial keeps no cell, and the
+            others start from what its pass has stored
     """
 
     def __init__(
@@ -233,18 +234,21 @@ class Cells:
         self.moved = moved
         self._trials = trials
         self._again = again
+        # the trial of the pass that is stored, with what it is the metric of
+        self._base = trials[0] if again else None
+        self._base_place = "0" if again else PLAIN
         self.is_done = False
         self._start = self._draws()
         prepared = context.prepared
         scouted = moved.grid.scouted
         self._estimated = list[int]()  # the numbers of trials without a pass of their own
-        computed = dict[int, Sequence[str]]()
+        computed = dict[int, Set[str]]()
         for number, trial in enumerate(trials):
             if trial.kind == GRADIENT:
                 self._estimated.append(number)
-            else:
-                computed[number] = moved.grid.paths if isinstance(trial, KeptCells) else trial.cell.paths
-        self._replay = Replay(context.model, scouted, computed)
+            elif trial is not self._base:
+                computed[number] = moved.grid.paths_of(trial)
+        self._replay = Replay(context.model, scouted, computed, moved.grid.paths if again else ())
         head = usable_head(prepared, scouted.head)
         unembed = None
         self._largest = max(scouted.largest, scouted.scores)
@@ -300,7 +304,9 @@ class Cells:
 
     def again(self, trials: Sequence[KeptCells]) -> Cells:
         """The values of other trials, for another pass over the samples."""
-        return Cells(self.context, self.moved, trials, len(self.plain), again=True)
+        others = Cells(self.context, self.moved, trials, len(self.plain), again=True)
+        others.plain.copy_(self.plain)
+        return others
 
     def means(self) -> Tensor:
         """[trials]: the metric, the mean over samples."""
@@ -387,7 +393,7 @@ class Cells:
     # ---- one batch -------------------------------------------------------------------------------------------------
 
     def compute(self, batch: Batch) -> Any:
-        """Compute every trial for a batch. Returns the output of the pass without the hook."""
+        """Compute every trial for a batch. Returns the output of the pass that is stored."""
         context = self.context
         moved = self.moved
         reading = self._reading
@@ -403,16 +409,16 @@ class Cells:
         records = is_new and not self._again
         clock.is_dummy_pass = not records
         with (
-            moved.unedited(record=records, on_fire=self._replay.note_fired),
+            moved.storing(record=records, on_fire=self._replay.note_fired),
             self._replay.storing(),
             nullcontext() if records else context.hooks.uncounted(),
         ):
-            output = self._forward(batch)
+            output = self._forward(batch, [self._base])
         clock.is_dummy_pass = True
         reading.see(output)
-        (plain,) = reading.copies_of(output, 1)
+        (stored,) = reading.copies_of(output, 1)
         if is_new or not self._over_split:
-            self._keep([PLAIN], batch, [plain])
+            self._keep([self._base_place], batch, [stored])
         after = self._draws()
         if self._against is not None and is_new:
             scores = (
@@ -423,7 +429,7 @@ class Cells:
             again()
             self._estimate(batch)
         for numbers, entry in self._passes(len(batch.ids)):
-            self._pass(batch, numbers, entry, plain, again)
+            self._pass(batch, numbers, entry, stored, again)
             self._done += len(numbers)
             again()
             context.resuming.point(context.resuming.seconds >= SECONDS)
@@ -443,21 +449,21 @@ class Cells:
             done = max(done - len(numbers), 0)
 
     def _pass(
-        self, batch: Batch, numbers: Sequence[int], entry: str | None, plain: Any, again: Callable[[], None]
+        self, batch: Batch, numbers: Sequence[int], entry: str | None, stored: Any, again: Callable[[], None]
     ) -> None:
         """Compute some trials in one pass, or each alone if the copies of the batch depend on each other.
 
-        Whether they do is seen in the first passes from each entry: one more copy has no hook, and its output must be
-        that of the unedited pass.
+        Whether they do is seen in the first passes from each entry: one more copy repeats the stored pass, and must
+        have its output.
         """
         trials = [self._trials[number] for number in numbers]
         if entry is not None and self._together.get(entry, True) and not self.moved.uses_arguments:
             unknown = entry not in self._together
             again()
             try:
-                copies = self._copies(batch, [*trials, None] if unknown else trials, entry)
-                fits = not unknown or same(copies[-1], plain)
-                if unknown and (not fits or any(not same(copy, plain) for copy in copies[:-1])):
+                copies = self._copies(batch, [*trials, self._base] if unknown else trials, entry)
+                fits = not unknown or same(copies[-1], stored)
+                if unknown and (not fits or any(not same(copy, stored) for copy in copies[:-1])):
                     self._together[entry] = fits
             except Exception:  # whatever the model's own code raises for more rows than the batch has
                 fits = self._together[entry] = False
@@ -475,7 +481,7 @@ class Cells:
         return self._reading.copies_of(self._forward(batch, blocks, entry), len(blocks))
 
     def _forward(
-        self, batch: Batch, blocks: Sequence[Trial | KeptCells | None] = (None,), entry: str | None = None
+        self, batch: Batch, blocks: Sequence[Trial | KeptCells | None], entry: str | None = None
     ) -> Any:
         """The model's output for a copy of the batch for each trial, one after the other.
 

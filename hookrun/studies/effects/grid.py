@@ -164,6 +164,16 @@ class SiteGrid:
         """The modules of all cells."""
         return tuple(dict.fromkeys(path for cell in self.cells for path in cell.paths))
 
+    def paths_of(self, trial: Trial | KeptCells) -> Set[str]:
+        """The modules at which a trial differs from the pass that is stored for it."""
+        if isinstance(trial, Trial):
+            return set(trial.cell.paths)
+        return set[str]().union(*(self._paths_of_cells[number] for number in trial.cells))
+
+    @cached_property
+    def _paths_of_cells(self) -> dict[int, tuple[str, ...]]:
+        return {cell.number: cell.paths for cell in self.cells}
+
     def name_of(self, trial: Trial | KeptCells) -> str:
         """``module=relu1, heads=0``, ``4 cells kept``."""
         if isinstance(trial, KeptCells):

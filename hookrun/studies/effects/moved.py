@@ -47,7 +47,7 @@ class MovedHook:
     blocks:  the trial of each copy; None: the hook does nothing there
     records: observers fire
     kept:    the activations of the pass of the gradient; None: another pass
-    on_fire: called with the path where the hook would fire in the unedited pass; None: another pass
+    on_fire: called with the path where the hook fires in the pass that is stored; None: another pass
     uses_arguments: a hook reads the arguments of the call, which are not split
     rows:    the sizes of first dimensions that the values of a site, by its id, have for one copy of the batch
     """
@@ -91,8 +91,8 @@ class MovedHook:
         return partial(self._move, site)
 
     @contextmanager
-    def unedited(self, *, record: bool, on_fire: Callable[[str], None]) -> Iterator[None]:
-        """A pass in which the hook does nothing, and observers fire if `record`."""
+    def storing(self, *, record: bool, on_fire: Callable[[str], None]) -> Iterator[None]:
+        """The pass over a batch that is stored; observers fire if `record`."""
         self.records = record
         self.on_fire = on_fire
         try:
@@ -109,7 +109,6 @@ class MovedHook:
         if self.on_fire is not None:
             self.on_fire(site.path)
             self._note_rows(site, value)
-            return value
         ops = [self._op_of(trial, site) for trial in self.blocks]
         if not any(ops):
             return value

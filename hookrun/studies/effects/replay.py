@@ -6,7 +6,7 @@ Which dimensions grow with the batch is seen in a run of a copy of the model.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -129,18 +129,26 @@ def _grows(small: Any, large: Any) -> tuple[bool, ...] | None:
 
 
 class Replay:
-    """Stores outputs in the unedited pass over a batch, and returns them in later passes over the same batch.
+    """Stores outputs in one pass over a batch, and returns them in later passes over the same batch.
 
     The outputs are those of `forward` itself: forward hooks run on them again. A module is called for its stored output
-    only as long as the calls come in the order of the unedited pass; afterwards everything is computed.
+    only as long as the calls come in the order of the stored pass; afterwards everything is computed.
 
-    paths: number of a trial -> the modules that it hooks
+    paths:  number of a trial -> the hooked modules at which it differs from the stored pass
+    needed: the hooked modules that all must have run in the stored pass; else no trial starts from it
     """
 
-    def __init__(self, model: nn.Module, scouted: Scouted, paths: Mapping[int, Sequence[str]]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        scouted: Scouted,
+        paths: Mapping[int, Set[str]],
+        needed: Iterable[str] = (),
+    ) -> None:
         self._modules = dict(model.named_modules())
         self._scouted = scouted
         self._paths = paths
+        self._needed = frozenset(needed)
         self._hooked = set[str]().union(*paths.values())
         # path, output and growing tensors of the calls that have ended, without those inside another of them
         self._ended = list[tuple[str, Any, Sequence[bool]]]()
@@ -149,12 +157,12 @@ class Replay:
         self._keeps_state: bool | None = None
 
     def note_fired(self, path: str) -> None:
-        """Note that the hook at the module fires in the unedited pass."""
+        """Note that the hook at the module fires in the pass that is stored."""
         self._before.setdefault(path, list(self._ended))
 
     @contextmanager
     def storing(self) -> Iterator[None]:
-        """The unedited pass over a batch."""
+        """The pass over a batch that is stored."""
         self._ended.clear()
         self._before.clear()
         numbers = Counter[str]()
@@ -177,7 +185,7 @@ class Replay:
             self._keeps_state = before != list(_states(self._modules))
 
     def groups(self) -> dict[str | None, list[int]]:
-        """The hooked module that ran first in the unedited pass -> its trials, in the order of the pass.
+        """The module at which they first differ from the stored pass -> its trials, in the order of the pass.
 
         None: modules of these trials did not run, there or in the run of the copy, which data-dependent branches end.
         """
@@ -186,7 +194,7 @@ class Replay:
         groups: dict[str | None, list[int]] = {path: [] for path in (None, *order)}
         for number, hooked in self._paths.items():
             first = None
-            if hooked and order.keys() >= set(hooked):
+            if hooked and order.keys() >= self._needed | hooked:
                 first = min(hooked, key=order.__getitem__)
             groups[first].append(number)
         return groups

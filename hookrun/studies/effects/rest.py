@@ -98,7 +98,7 @@ class ReplacedValue:
     """The value of a site with all cells replaced, for one copy of the batch.
 
     leaves: place of a tensor in the value -> the tensor with all cells replaced, and for each of its elements the
-            number of the group of cells that it belongs to
+            number of the group of cells that it belongs to; of size 1 along a dimension in which these are the same
     groups: the cells of each group; the first one has none
     """
 
@@ -138,7 +138,17 @@ def replaced_value(value: Any, ops: Mapping[int, Op]) -> ReplacedValue:
                 group_of = group_of.masked_fill(inside & (group_of == number), len(groups))
                 groups.append(groups[number] | {cell})
                 leaves[place] = torch.where(inside, from_zero, rest), group_of
-    return ReplacedValue(leaves, groups)
+    narrowed = {place: (rest, _narrowed(group_of)) for place, (rest, group_of) in leaves.items()}
+    return ReplacedValue(narrowed, groups)
+
+
+def _narrowed(numbers: Tensor) -> Tensor:
+    """The numbers, once where they are the same along a dimension."""
+    for dim in range(numbers.dim()):
+        first = numbers[(slice(None),) * dim + (slice(1),)]
+        if bool((numbers == first).all()):
+            numbers = first
+    return numbers
 
 
 def _filled(number: int, leaf: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -371,3 +372,33 @@ def by_hand(
     at["conv2"] = model.conv2(hidden)
     logits: Tensor = model.head(relu(at["conv2"] + hidden).mean((2, 3)))
     return logits
+
+
+def test_attributions_to_what_a_hook_adds(executed, parts, refused, tmp_path) -> None:
+    torch.manual_seed(0)
+    shapes = {"W_enc": (512, 24), "W_dec": (24, 512), "b_enc": (24,), "b_dec": (512,)}
+    w = {name: torch.randn(shape) / 8 for name, shape in shapes.items()}
+    (tmp_path / "sae").mkdir()
+    save_file(w, tmp_path / "sae" / "sae_weights.safetensors")
+    (tmp_path / "sae" / "cfg.json").write_text('{"d_in": 512, "d_sae": 24}')
+    keys = "select: flatten, hook: forward, action: sparse_autoencoder, weights: {folder: sae}, error: true"
+    found = executed(*FEW, f"+hooks.sae={{{keys}}}", "task.select='hook:sae.features'").attributions
+    model, images, labels = parts()
+    kept: list[Tensor] = []
+    model.flatten.register_forward_hook(lambda module, args, value: kept.append(value))
+    with torch.no_grad():
+        model(images)
+    features = torch.relu((kept[0] - w["b_dec"]) @ w["W_enc"] + w["b_enc"])
+    error = kept[0] - features @ w["W_dec"]
+    model.flatten.register_forward_hook(lambda module, args, value: error + line @ w["W_dec"])
+    total = torch.zeros_like(features)
+    nodes, weights = np.polynomial.legendre.leggauss(50)
+    for node, weight in zip(nodes, weights, strict=True):
+        line = (features * (1 + node) / 2).requires_grad_()
+        (gradient,) = torch.autograd.grad(of_class(model(images), labels).sum(), line)
+        total += gradient * weight / 2
+    torch.testing.assert_close(found["attributions"], total * features, rtol=1e-4, atol=1e-6)
+    said = refused(*FEW, f"+hooks.sae={{{keys}}}", "task.select='hook:sae.feature'")
+    assert "did you mean 'hook:sae.features'" in said
+    said = refused(*FEW, f"+hooks.sae={{{keys}}}", "task.select='hook:sae.error'", "task.method=grad_cam")
+    assert "is what a hook adds" in said
