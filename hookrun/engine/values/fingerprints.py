@@ -1,9 +1,9 @@
 """Fingerprints: a few numbers for each row of a tensor, by which two runs are compared without the rows themselves.
 
 A row is added up, with random signs, in p buckets: element i in bucket i mod p, as in the count sketch of Charikar,
-Chen and Farach-Colton. p is a prime that divides no size of the row, so that a token, a channel, a head and any other
-regular part of the row is spread over the buckets. Then each bucket is added, with random signs, to one projection of
-each of four groups, as in the sparse embedding (OSNAP) of Nelson and Nguyen.
+Chen and Farach-Colton. p is a prime that divides no size of the row and neither of the numbers beside it, so that a
+token, a channel, a head, a diagonal and any other regular part of the row is spread over the buckets. Where there are
+more buckets than projections, the last ones are added to the first ones.
 
 Each step adds tensors element by element, in an order that depends on the shape of a row only. Therefore equal rows
 have equal fingerprints, bit for bit, in any batch and with any number of threads.
@@ -11,26 +11,25 @@ have equal fingerprints, bit for bit, in any batch and with any number of thread
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import shake_128
-from math import gcd, isqrt, prod, sqrt
+from math import ceil, isqrt, prod
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import is_fake, unset_fake_temporarily
-from torch.nn.functional import avg_pool2d
+from torch.nn.functional import avg_pool2d, pad
 
 from hookrun.engine.values.tensors import as_real, ordinary_tensors, widened
 
 ERROR = 0.25
 """With 64 projections, of 100 estimated norms 95 are within this share of the true ones; with k, sqrt(64 / k) of it."""
 
-_STEP = 2**17  # elements of a row that are added at once
+_STEP = 2**16  # elements of a row that are added at once
 _AT_ONCE = 2**19  # elements of several rows that are added at once: they stay in the cache of a processor
 _SIGNS = 2**18  # signs that are stored; in longer rows each step begins at a random one
-_NORM_OF = 256  # elements of which a norm is taken at once
+_NORM_OF = 4096  # elements of which a norm is taken at once
 _NORM_OF_ON_GPU = 32  # there more are added in an order that depends on the number of rows
 
 
@@ -58,8 +57,12 @@ def fingerprints(x: Tensor, count: int) -> Tensor:
     if is_fake(x) or x.is_meta or 0 in rows.shape:
         return rows.new_zeros(len(rows), count + 2, dtype=dtype)
     directions = _directions(tuple(real.shape[1:]), count, dtype, rows.device)
-    at_once = max(1, _AT_ONCE // min(_STEP, rows.shape[1]))
-    return torch.cat([_of_some(some.to(dtype).contiguous(), directions) for some in rows.split(at_once)])
+    at_once = max(1, _AT_ONCE // rows.shape[1])
+    if len(rows) <= at_once:
+        return _of_some(rows.to(dtype).contiguous(), directions, count)
+    return torch.cat(
+        [_of_some(some.to(dtype).contiguous(), directions, count) for some in rows.split(at_once)]
+    )
 
 
 def difference(first: Tensor, second: Tensor) -> Difference:
@@ -70,62 +73,53 @@ def difference(first: Tensor, second: Tensor) -> Difference:
     return Difference(distance.masked_fill(is_equal, 0), relative.masked_fill(is_equal, 0))
 
 
-@dataclass(frozen=True)
-class _Directions:
+class _Directions(NamedTuple):
     """The directions for rows of one shape.
 
-    count:   of the projections
-    buckets: their number
-    width:   the buckets, and zeros up to a number that the projections of a group divide
-    parts:   where each part of a row begins, and the signs of its elements: as many as there are buckets, times a whole
-             number, and at last those that remain
-    copied:  [groups * width], buckets in random order for each group of projections, which they are added up to
-    mixing:  [groups * width, 1], their signs, scaled so that the projections have the norm of the row in expectation
+    buckets: their number, at least that of the projections
+    width:   the elements that are added at once, as many as there are buckets, times a whole number
+    parts:   where each `width` elements of a row begin, and their signs; 0 where the part before has the element too
     """
 
-    count: int
     buckets: int
     width: int
     parts: list[tuple[int, Tensor]]
-    copied: Tensor
-    mixing: Tensor
 
 
-def _of_some(rows: Tensor, directions: _Directions) -> Tensor:
-    """rows [r, n] -> [r, k + 2]."""
-    buckets = rows.new_zeros(len(rows), directions.width)
-    for begin, signs in directions.parts:
-        signed = rows.narrow(1, begin, len(signs)) * signs
-        if len(signs) > directions.buckets:
-            signed = _added(signed, directions.buckets)
-        buckets.narrow(1, 0, signed.shape[1]).add_(signed)
-    copies = buckets.t().contiguous().index_select(0, directions.copied).mul_(directions.mixing)
-    projections = _added(copies.view(1, -1), directions.count * len(rows)).view(-1, len(rows))
-    largest = torch.maximum(rows.amax(1, keepdim=True), -rows.amin(1, keepdim=True))
-    return torch.cat([projections.t(), _norms(rows), largest], 1)
+def _of_some(rows: Tensor, directions: _Directions, count: int) -> Tensor:
+    """rows [r, n] -> [r, count + 2]."""
+    first, *others = _buckets(rows, directions).split(count, 1)
+    for other in others:
+        first.narrow(1, 0, other.shape[1]).add_(other)
+    largest = torch.maximum(rows.amax(1, keepdim=True), rows.amin(1, keepdim=True).neg_())
+    return torch.cat([first, _norms(rows), largest], 1)
 
 
-def _added(x: Tensor, width: int) -> Tensor:
-    """x [r, n * width] -> [r, width]: the parts of each row, added one after the other."""
-    parts = x.unflatten(1, (-1, 1, width)).movedim(3, 1)
-    return avg_pool2d(parts, (parts.shape[2], 1), divisor_override=1).flatten(1)
+def _buckets(rows: Tensor, directions: _Directions) -> Tensor:
+    """rows [r, n] -> [r, buckets]: the elements of each row, with their signs, added one after the other."""
+    count, width, parts = directions
+    if rows.shape[1] < count:
+        rows = pad(rows, (0, count - rows.shape[1]))
+    begin, signs = parts[0]
+    sums = rows.narrow(1, begin, width) * signs
+    for begin, signs in parts[1:]:
+        sums.addcmul_(rows.narrow(1, begin, width), signs)
+    # with the buckets as channels, which come last in memory, many are added by one instruction
+    height = width // count
+    images = sums.as_strided((len(rows), count, height, 1), (width, 1, count, count))
+    return avg_pool2d(images, (height, 1), divisor_override=1).flatten(1)
 
 
 def _norms(rows: Tensor) -> Tensor:
     """rows [r, n] -> [r, 1]: the norms, of the norms of parts."""
     width = _NORM_OF if rows.device.type == "cpu" else _NORM_OF_ON_GPU
-    norms = rows
-    while norms is rows or norms.shape[1] > 1:
-        parts, rest = divmod(norms.shape[1], width)
-        found: list[Tensor] = []
-        if parts:
-            whole = norms.narrow(1, 0, parts * width).unflatten(1, (parts, width))
-            found.append(torch.linalg.vector_norm(whole, dim=2))
-        if rest:
-            last = norms.narrow(1, parts * width, rest)
-            found.append(torch.linalg.vector_norm(last, dim=1, keepdim=True))
-        norms = torch.cat(found, 1)
-    return norms
+    count, rest = divmod(rows.shape[1], width)
+    if not count or rows.shape[1] == width:
+        return torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+    norms = torch.linalg.vector_norm(rows.narrow(1, 0, count * width).unflatten(1, (count, width)), dim=2)
+    if rest:
+        norms = torch.cat([norms, _norms(rows.narrow(1, count * width, rest))], 1)
+    return _norms(norms)
 
 
 @lru_cache(maxsize=32)
@@ -134,44 +128,36 @@ def _norms(rows: Tensor) -> Tensor:
 def _directions(shape: tuple[int, ...], count: int, dtype: torch.dtype, device: torch.device) -> _Directions:
     """The directions for rows of a shape, from a stream of random bits that SHAKE-128 defines on every machine."""
     name = f"hookrun fingerprint {count} {list(shape)}"
-    size = prod(shape)
-    groups = gcd(count, 4)
-    width = count // groups
-    while width < max(256, 4 * count):
-        width *= 2
-    buckets = _prime_below(width, shape)
-    signs = _signs(f"{name} signs", min(size, _SIGNS)).to(device, dtype)
-    whole = size - size % buckets
-    step = max(1, _STEP // buckets) * buckets
-    begins = [*range(0, whole, step), whole]
+    buckets = _prime(count, shape)
+    size = max(buckets, prod(shape))
+    width = buckets * ceil(size / (buckets * max(2, ceil(size / _STEP))))
+    begins = [*range(0, size - width, width), size - width]
+    signs = _signs(f"{name} signs", min(size, max(_SIGNS, 2 * width))).to(device, dtype)
     starts = begins
-    if size > _SIGNS:
-        starts = (_random(f"{name} starts", 4 * len(begins)).view(torch.int32) % (_SIGNS - step)).tolist()
-    parts = list[tuple[int, Tensor]]()
-    for begin, end, start in zip(begins, [*begins[1:], size], starts, strict=True):
-        if begin < end:
-            parts.append((begin, signs.narrow(0, start, end - begin)))
-    orders = _random(f"{name} orders", 4 * groups * width).view(torch.int32).view(groups, width)
-    places = orders.argsort(dim=1, stable=True).view(groups, -1, count // groups)
-    mixing = _signs(f"{name} mixing", groups * width) / sqrt(groups)
-    return _Directions(
-        count=count,
-        buckets=buckets,
-        width=width,
-        parts=parts,
-        copied=places.transpose(0, 1).flatten().to(device),
-        mixing=mixing.unsqueeze(1).to(device, dtype),
-    )
+    if size > len(signs):
+        # steps that share a sign have it in different buckets
+        drawn = _random(f"{name} starts", 4 * len(begins)).view(torch.int32) % ((len(signs) - width) // buckets)
+        starts = [start * buckets + number % buckets for number, start in enumerate(drawn.tolist())]
+    parts: list[tuple[int, Tensor]] = []
+    for number, (begin, start) in enumerate(zip(begins, starts, strict=True)):
+        of_part = signs.narrow(0, start, width)
+        doubled = number * width - begin
+        if doubled:
+            of_part = of_part.clone()
+            of_part[:doubled] = 0
+        parts.append((begin, of_part))
+    return _Directions(buckets, width, parts)
 
 
-def _prime_below(limit: int, shape: tuple[int, ...]) -> int:
-    """The largest prime number below a limit that divides no size."""
-    return next(
-        number
-        for number in range(limit - 1, 1, -1)
-        if all(number % divisor for divisor in range(2, isqrt(number) + 1))
-        and all(size % number for size in shape)
-    )
+def _prime(least: int, shape: tuple[int, ...]) -> int:
+    """The smallest prime number, at least `least`, that divides no size and no number beside one."""
+    sizes = {each for size in shape for each in (size - 1, size, size + 1) if each}
+    number = max(2, least)
+    while any(number % divisor == 0 for divisor in range(2, isqrt(number) + 1)) or any(
+        size % number == 0 for size in sizes
+    ):
+        number += 1
+    return number
 
 
 def _signs(name: str, count: int) -> Tensor:
