@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from itertools import accumulate
 from typing import Any
 
@@ -18,10 +18,14 @@ from torch.utils.data import IterableDataset, get_worker_info
 from hookrun.errors import HookrunError, listed
 from hookrun.store.background import ahead
 from hookrun.store.captures.read import StoredCapture, chosen_tensors
+from hookrun.store.captures.tensor_file import as_bytes
 from hookrun.store.reader import Run, open_run
 from hookrun.store.row_folder import open_folder
 
 Source = Run | str | os.PathLike[str]
+
+Group = tuple[Tensor, NDArray[np.int64]]
+"""Bytes [n, bytes of a row] of rows that were read together, and the order in which they are yielded."""
 
 BLOCK_BYTES = 2**18
 """The most bytes of neighbouring rows that are drawn together; a block has at least one row."""
@@ -31,6 +35,9 @@ CHUNK_BYTES = 2**19
 
 MOST_BYTES = 2**30
 """The most bytes of the buffer, which holds at least two rows."""
+
+_READ_CHUNKS = 16
+"""So many chunks are read at once where the order is that of the captures."""
 
 _VERSION = 1
 """Increased when the same seed gives another order."""
@@ -117,6 +124,8 @@ class Rows(IterableDataset[Tensor]):
         self._seed = seed
         self._rows = range(sum(map(len, captures)))
         self._row_bytes = captures[0].row_bytes
+        self._dtype = captures[0].dtype
+        self._shape = captures[0].shape[1:]
         self._chunk_rows = max(1, CHUNK_BYTES // self._row_bytes)
         self._shards = [shard for capture in captures for shard in capture.recorded()]
         self._shard_ends = list(accumulate(rows for rows, _ in self._shards))
@@ -156,10 +165,15 @@ class Rows(IterableDataset[Tensor]):
     def __iter__(self) -> Iterator[Tensor]:
         self._yielded = self._skipped
         self._skipped = 0
-        for chunk in self._shuffled(self._yielded) if self._shuffle else self._in_order(self._yielded):
-            for row in chunk.unbind(0):
-                self._yielded += 1
-                yield row
+        groups = self._shuffled(self._yielded) if self._shuffle else self._in_order(self._yielded)
+        for stored, order in ahead(groups):
+            for start in range(0, len(order), self._chunk_rows):
+                # NumPy, since torch's threads would wait for the core that reads
+                chunk = stored.numpy().take(order[start : start + self._chunk_rows], axis=0)
+                rows = torch.from_numpy(chunk).view(self._dtype).reshape(-1, *self._shape)
+                for row in rows.unbind(0):
+                    self._yielded += 1
+                    yield row
         self._yielded = 0
 
     def __getstate__(self) -> dict[str, Any]:
@@ -190,37 +204,33 @@ class Rows(IterableDataset[Tensor]):
             "worker": list(self._worker()),
         }
 
-    def _in_order(self, skipped: int) -> Iterator[Tensor]:
-        """Tensors [n, ...] of the rows of the share, without those that are skipped."""
-        share = _part(self._rows, *self._worker())[skipped:]
+    def _share(self) -> tuple[range, int]:
+        """The rows that this worker yields, in the order of the epoch, and how many a half of its buffer holds."""
+        worker, all_workers = self._worker()
+        workers = all_workers // self._rank()[1]
+        half = min(self._buffer, MOST_BYTES // self._row_bytes) // (2 * workers)
+        return _part(self._rows, worker, all_workers), max(1, half)
+
+    def _in_order(self, skipped: int) -> Iterator[Group]:
+        """The rows of the share, without those that are skipped."""
+        share, half = self._share()
+        size = min(half, _READ_CHUNKS * self._chunk_rows)
         before = 0
         for capture in self._captures:
-            inside = range(max(share.start - before, 0), min(share.stop - before, len(capture)))
-            for start in inside[:: self._chunk_rows]:
-                yield capture[start : min(start + self._chunk_rows, inside.stop)]
+            inside = range(max(share.start + skipped - before, 0), min(share.stop - before, len(capture)))
+            for start in inside[::size]:
+                stored = as_bytes(capture[start : min(start + size, inside.stop)])
+                yield stored, np.arange(len(stored))
             before += len(capture)
 
-    def _shuffled(self, skipped: int) -> Iterator[Tensor]:
+    def _shuffled(self, skipped: int) -> Iterator[Group]:
         """The same in the random order of the epoch."""
-        dtype = self._captures[0].dtype
-        shape = self._captures[0].shape[1:]
-        for stored, order in ahead(self._groups(skipped)):
-            for start in range(0, len(order), self._chunk_rows):
-                # NumPy, since torch's threads would wait for the core that reads
-                chunk = stored.numpy().take(order[start : start + self._chunk_rows], axis=0)
-                yield torch.from_numpy(chunk).view(dtype).reshape(-1, *shape)
-
-    def _groups(self, skipped: int) -> Iterator[tuple[Tensor, NDArray[np.int64]]]:
-        """Bytes [n, bytes of a row] of the rows of a half of the buffer, and the order in which they are yielded."""
         seed = (self._seed, int(self._epoch))
         count = -(-len(self._rows) // max(1, BLOCK_BYTES // self._row_bytes))
         bounds = len(self._rows) * np.arange(count + 1) // count
         order = np.random.default_rng(seed).permutation(count)
         ends = np.diff(bounds)[order].cumsum()
-        worker, all_workers = self._worker()
-        share = _part(self._rows, worker, all_workers)
-        workers = all_workers // self._rank()[1]
-        most = max(1, min(self._buffer, MOST_BYTES // self._row_bytes) // (2 * workers))
+        share, most = self._share()
         # NumPy's memory has large pages, which are faster to get.
         buffer = torch.from_numpy(np.empty((2, min(most, len(share)), self._row_bytes), np.uint8))
         groups = -(-len(share) // most)
@@ -235,22 +245,27 @@ class Rows(IterableDataset[Tensor]):
             starts[0] = stops[0] - (ends[first] - group.start)
             stops[-1] -= ends[last] - group.stop
             half = buffer[number % 2, : len(group)]
-            self._read(sorted(zip(starts.tolist(), stops.tolist(), strict=True)), half)
+            starts.sort()
+            stops.sort()
+            are_apart = starts[1:] != stops[:-1]
+            starts = starts[np.append(True, are_apart)]
+            stops = stops[np.append(are_apart, True)]
+            self._read(map(range, starts.tolist(), stops.tolist()), half)
             yield half, np.random.default_rng((*seed, group.start)).permutation(len(group))[beyond:]
 
-    def _read(self, pieces: Iterable[tuple[int, int]], out: Tensor) -> None:
-        """Read pieces, each from a row to another one in the order of recording, one after the other into `out`."""
-        with ExitStack() as shard:
-            number = -1
-            for row, stop in pieces:
-                while row < stop:
-                    before = number
-                    number = bisect_right(self._shard_ends, row)
-                    rows, reading = self._shards[number]
-                    if number != before:
-                        shard.close()
-                        read = shard.enter_context(reading())
-                    count = min(stop, self._shard_ends[number]) - row
-                    read(row - self._shard_ends[number] + rows, out[:count])
-                    row += count
-                    out = out[count:]
+    def _read(self, pieces: Iterable[range], out: Tensor) -> None:
+        """Read ascending pieces of the rows in the order of recording, one after the other into `out`."""
+        of_shards = defaultdict[int, list[range]](list)
+        for piece in pieces:
+            while piece:
+                number = bisect_right(self._shard_ends, piece.start)
+                end = self._shard_ends[number]
+                first = end - self._shards[number][0]
+                inside = range(piece.start, min(piece.stop, end))
+                of_shards[number].append(range(inside.start - first, inside.stop - first))
+                piece = piece[len(inside) :]
+        for number, of_shard in of_shards.items():
+            count = sum(map(len, of_shard))
+            _, read = self._shards[number]
+            read(of_shard, out[:count])
+            out = out[count:]

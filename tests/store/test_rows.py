@@ -150,7 +150,7 @@ def test_workers_divide_the_rows_in_each_epoch(run: Path) -> None:
 def test_the_buffer_is_bounded_in_bytes(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stored_rows, "MOST_BYTES", 12 * 40)
     rows = hookrun.rows(run, "seen")
-    groups = [len(order) for _, order in rows._groups(0)]
+    groups = [len(order) for _, order in rows._shuffled(0)]
     assert max(groups) <= 20
     assert sum(groups) == COUNT
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from operator import attrgetter
@@ -27,6 +27,7 @@ from hookrun.store.captures.tensor_file import (
     dtype_name,
     open_tensors,
     read_tensor,
+    start_reading,
     tensor_start,
 )
 from hookrun.store.files import StoreError, open_inside, require_bytes, require_size
@@ -45,7 +46,8 @@ _SHOWN_ROWS = 5
 _SHOWN_VALUES = 8
 """How many rows, and how many values of each, a notebook shows."""
 
-ReadRows = Callable[[int, Tensor], None]
+ReadRows = Callable[[Sequence[range], Tensor], None]
+"""Reads pieces of neighbouring rows, one after the other into a tensor [rows, bytes of a row] uint8."""
 
 MOST_SHARDS = 16
 """How many shards a sample of a capture's rows is drawn from."""
@@ -170,9 +172,9 @@ class StoredCapture(Shown):
         """The rows of each dtype and shape as a capture."""
         return [self._of(parts) for parts in grouped(self._parts, _kind_of).values()]
 
-    def recorded(self) -> Iterator[tuple[int, Callable[[], AbstractContextManager[ReadRows]]]]:
-        """In the order of recording: how many rows each shard has, and a block that reads some of them."""
-        return ((part.entry.rows, partial(self._shards.reading, part)) for part in self._parts)
+    def recorded(self) -> Iterator[tuple[int, ReadRows]]:
+        """In the order of recording: how many rows each shard has, and a function that reads some of them."""
+        return ((part.entry.rows, partial(self._shards.read, part)) for part in self._parts)
 
     def by_shard(self) -> Iterator[StoredCapture]:
         """The rows of each shard as a capture, which closes the shard when it is dropped: its memory is free again."""
@@ -441,8 +443,7 @@ class StoredCapture(Shown):
         first = int(rows[0])
         place = int(targets[0])
         if are_neighbours and len(rows) * out.shape[1] >= _READ_AT_ONCE:
-            with self._shards.reading(part) as read:
-                read(first, out[place : place + len(rows)])
+            self._shards.read(part, [range(first, first + len(rows))], out[place : place + len(rows)])
             return
         tensor = read_tensor(self._shards.file_of(part), part.entry.key)
         stored = as_bytes(tensor.reshape(part.entry.rows, *part.entry.shape))
@@ -474,25 +475,31 @@ class _Shards:
             _require_tensor(file, path, f"{entry.key}.rows", [entry.rows, columns], STORED_DTYPES["int64"])
         return file
 
-    @contextmanager
-    def reading(self, part: _Part) -> Iterator[ReadRows]:
-        """A function for the block that reads neighbouring rows of a part past any mapped memory.
+    def read(self, part: _Part, pieces: Sequence[range], out: Tensor) -> None:
+        """Read pieces of neighbouring rows of a part, past any mapped memory, one after the other into `out`.
 
-        It takes the number of the first row in the part, and where the rows go: [rows, bytes of a row] uint8.
+        out: [rows of all pieces, bytes of a row] uint8
+
         StoreError if the file is not as its index says.
         """
         path = self.folder / part.shard.file
         entry = part.entry
-
-        def read(first: int, out: Tensor) -> None:
-            file.seek(start + first * out.shape[1])
-            if file.readinto(out.numpy().data) != out.nbytes:  # type: ignore[attr-defined]  # it is buffered
-                raise StoreError(f"{path} is shorter than its index says: it was changed or cut off")
-
+        size = out.shape[1]
         with open_inside(path, self.folder.parent) as file:
             require_bytes(file, path, part.shard.bytes, says="its index")
             start = tensor_start(file, path, entry.key, part.stored_shape, STORED_DTYPES[entry.dtype])
-            yield read
+            for piece in pieces[1:]:
+                start_reading(file, start + piece.start * size, len(piece) * size)
+            for piece in pieces:
+                place = start + piece.start * size
+                target = out[: len(piece)].view(-1).numpy().data
+                while target:
+                    count = os.preadv(file.fileno(), [target], place)
+                    if not count:
+                        raise StoreError(f"{path} is shorter than its index says: it was changed or cut off")
+                    target = target[count:]
+                    place += count
+                out = out[len(piece) :]
 
     def __reduce__(self) -> tuple[type[_Shards], tuple[Path]]:
         return type(self), (self.folder,)
