@@ -17,7 +17,6 @@ USAGE = (
     "usage: python -m hookrun.compare RUN OTHER [--names FILE] [--tolerance X] "
     "[task.tolerance=1e-3 task.on_difference=stop ...]"
 )
-_NAMES = "task.names"
 _TOLERANCE = "task.tolerance"
 _ON_DIFFERENCE = "task.on_difference"
 
@@ -33,7 +32,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(arguments: list[str], outcome: Outcome) -> int:
     parser = Parser(outcome, usage=USAGE.removeprefix("usage: "), description=__doc__, allow_abbrev=False)
     parser.add_argument(
-        "--names", metavar="FILE", help="YAML: modules of RUN, and those of OTHER: a.*.b: c.*.d"
+        "--names",
+        metavar="FILE",
+        type=_quoted,
+        help="YAML: modules of RUN, and those of OTHER: a.*.b: c.*.d",
     )
     parser.add_argument(
         "--tolerance", metavar="X", type=float, help="exit with 3 if the relative L2 of a row is above it"
@@ -47,13 +49,11 @@ def _main(arguments: list[str], outcome: Outcome) -> int:
         return 2
     given = [f"task.run={_quoted(words[0])}", f"task.other={_quoted(words[1])}"]
     keys = {key_of(word) for word in words[2:]}
-    names = None if typed.names is None else _quoted(typed.names)
-    options = {_NAMES: names, _TOLERANCE: typed.tolerance}
-    for key, value in options.items():
+    for option, value in vars(typed).items():
         if value is None:
             continue
+        key = f"task.{option}"
         if key in keys:
-            option = key.removeprefix("task.")
             outcome.tell(HookrunError(f"--{option} and {key} are the same: leave one of them out"))
             return 2
         keys.add(key)
