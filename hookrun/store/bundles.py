@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from os import PathLike
-from os.path import expanduser, lexists
+from os.path import expanduser
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -35,7 +35,7 @@ from hookrun.errors import (
     spec_error,
 )
 from hookrun.store.config.stored import MOST_YAML, read_yaml
-from hookrun.store.files import MOST_JSON, StoreError, read_inside
+from hookrun.store.files import MOST_JSON, StoreError, near, read_inside
 from hookrun.store.format import MODEL, STORED_DTYPES
 from hookrun.store.manifest import hashed
 from hookrun.store.records import (
@@ -163,12 +163,8 @@ def read_bundle(named: str | PathLike[str], where: str = "", *, whole: bool = Fa
     Raises SpecError that lists what is wrong in its hooks, or says what is wrong with its files.
     """
     folder = Path(expanduser(named))
-    where = where or str(folder)
-    hint = "a bundle is a folder that `python -m hookrun.bundle RUN OUT` wrote"
-    with refused_at(where, hint):
-        beside = [str(file.parent) for file in folder.parent.glob(f"*/{HOOKS}")]
-        if beside and not lexists(folder):
-            refuse([misnamed(where, f"there is no {shortened(str(folder))}", str(folder), beside)])
+    hint = f"a bundle is a folder that `python -m hookrun.bundle RUN OUT` wrote{near(folder, f'*/{HOOKS}')}"
+    with refused_at(where or str(folder), hint):
         bundle = _read(folder)
         if whole:
             bundle.require_content()

@@ -69,10 +69,12 @@ def is_file(path: Path) -> bool:
 
 
 def near(path: Path, pattern: str) -> str:
-    """Names like that of a path that is missing, of what lies beside it and matches: ``; did you mean 'b'?`` or empty.
+    """Names like that of a path that is missing, of what matches beside it: ``; did you mean 'b'?``; empty without any.
 
     pattern: of names, or of files in folders, which stand for these
     """
+    if os.path.lexists(path):
+        return ""
     names = {each.relative_to(path.parent).parts[0] for each in path.parent.glob(pattern)}
     return f"; {nearest(path.name, names)}" if names else ""
 

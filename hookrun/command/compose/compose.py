@@ -32,16 +32,14 @@ from hookrun.store.lock import LockedError, sole_writer
 from hookrun.store.run_dir import run_above
 
 
-def compose_dict(
-    overrides: Sequence[str] = (), config_dir: str | Path | None = None, config_name: str = "config"
-) -> dict[str, Any]:
+def compose_dict(overrides: Sequence[str] = (), config_dir: str | Path | None = None) -> dict[str, Any]:
     """The configuration that ``hookrun --config-dir config_dir OVERRIDES`` would run, as a plain mapping.
 
     Writes nothing to disk. Raises SpecError.
     """
     extra = [] if config_dir is None else [existing_folder("config_dir", config_dir)]
     with opened(conf_dir(), *extra) as app:
-        return plain_run(composed(Composition(app, config_name, list(overrides))))
+        return plain_run(composed(Composition(app, "config", list(overrides))))
 
 
 def place_run(cfg: DictConfig, run_dir: Path, *, stores: bool = True) -> None:

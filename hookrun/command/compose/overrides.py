@@ -78,10 +78,12 @@ def unreadable(error: OverrideParseException, app: App) -> Problem:
     if "${" in text:
         return Problem(text, what, INTERPOLATION, place=text.partition("=")[0].lstrip("+"))
     next_step = "check that they are closed"
-    whole = _QUOTED_KEY.sub(r"\2", text)
-    if of_one_value(whole) is not None:  # else it cannot be read for another reason
-        next_step = f"write keys without quotes: {_for_shell(whole)}"
-    elif (whole := in_quotes(text)) is not None:
+    whole = in_quotes(text)
+    bare = _QUOTED_KEY.sub(r"\2", text)
+    if of_one_value(bare) is not None:  # else it cannot be read for another reason
+        whole = bare
+        next_step = f"write keys without quotes: {_for_shell(bare)}"
+    elif whole is not None:
         next_step = f"put the value in quotes of its own: {_for_shell(whole)}"
     hint = f"brackets, braces, commas, parentheses and quotes mean something to Hydra: {next_step}"
     key, _, value = text.partition("=")

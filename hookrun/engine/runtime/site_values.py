@@ -51,10 +51,14 @@ class SiteValues(SiteDraws):
 
     def constant(self, field: str) -> Callable[[Tensor], Tensor]:
         constant = self._constant(field)
+        given = getattr(self.spec.action, field)
+        hint = ""
+        if self.part is not None and isinstance(given, OutsideValue) and given.at is None:
+            hint = "; if it is of the whole tensor, add at: same to the value"
 
         def broadcast(x: Tensor) -> Tensor:
             value = constant(x)
-            check_broadcast(value, x)
+            check_broadcast(value, x, hint)
             return value
 
         return broadcast

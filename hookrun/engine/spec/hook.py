@@ -273,17 +273,19 @@ def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
-def parse_hooks(raw: Any, where: str = "hooks") -> tuple[list[HookSpec], list[Problem]]:
+def parse_hooks(raw: Any) -> tuple[list[HookSpec], list[Problem]]:
     """The hooks of a mapping from name to hook, and every mistake in it."""
     if raw is None:
         return [], []
     if not isinstance(raw, Mapping):
         what = f"found a {type(raw).__name__}, expected a mapping from name to hook"
-        return [], [Problem(where, what, "write each hook as `name: {select: ..., hook: ..., action: ...}`")]
+        return [], [
+            Problem("hooks", what, "write each hook as `name: {select: ..., hook: ..., action: ...}`")
+        ]
     hooks = list[HookSpec]()
     problems = list[Problem]()
     for name, body in raw.items():
-        hook, wrong = _parse_hook(name, body, join(where, str(name)))
+        hook, wrong = _parse_hook(name, body, join("hooks", str(name)))
         problems += wrong
         if hook is not None:
             hooks.append(hook)

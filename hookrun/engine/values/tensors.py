@@ -65,13 +65,16 @@ def broadcasts(shape: Sequence[int], onto: Sequence[int]) -> bool:
     return extra >= 0 and all(size in (1, wide) for size, wide in zip(shape, onto[extra:], strict=True))
 
 
-def check_broadcast(value: Tensor, x: Tensor) -> None:
-    """ValueError naming both shapes if adding `value` to `x` would change the shape of `x`, or is impossible."""
+def check_broadcast(value: Tensor, x: Tensor, hint: str = "") -> None:
+    """ValueError naming both shapes if adding `value` to `x` would change the shape of `x`, or is impossible.
+
+    hint: what the message ends with
+    """
     shape = value.shape
     onto = x.shape
     # One comparison settles the usual case, a vector over the last dimension: this runs at every firing.
     if shape != onto[len(onto) - len(shape) :] and not broadcasts(shape, onto):
-        raise ValueError(broadcast_error(shape, onto))
+        raise ValueError(broadcast_error(shape, onto) + hint)
 
 
 def broadcast_error(shape: Sequence[int], onto: Sequence[int]) -> str:

@@ -93,6 +93,19 @@ def test_at_same_with_infinite_values_elsewhere_gives_no_nan(tmp_path: Path) -> 
     assert gradient.tolist() == [[8, 2]] * 3
 
 
+def test_a_value_of_the_whole_names_at_same(file: str) -> None:
+    x = torch.randn(2, 3, 4, 5)
+    whole = {"action": "replace", "value": {"file": file, "key": "a"}}
+    with pytest.raises(
+        hookrun.HookrunError, match="; if it is of the whole tensor, add at: same to the value"
+    ):
+        edited(x, index="..., 0:2", **whole)
+    with pytest.raises(hookrun.HookrunError) as without_part:
+        edited(x[:, :, :3], **whole)
+    assert "does not broadcast" in str(without_part.value)
+    assert "at: same" not in str(without_part.value)
+
+
 def test_bounds_may_differ_by_channel() -> None:
     x = torch.randn(2, 3, 4, 4)
     low = torch.tensor([-1.0, -0.5, 0]).view(3, 1, 1)

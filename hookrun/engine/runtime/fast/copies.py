@@ -52,15 +52,14 @@ OF_GRADIENT = UNSHARED + 1
 """torch's reference count of a gradient in a tensor hook: the backward pass refers to it too."""
 
 
-def owned(tensor: Tensor, *, whole: bool = False, references: int = UNSHARED) -> bool:
+def owned(tensor: Tensor, *, whole: bool = False) -> bool:
     """Whether the tensor's memory may become copy-on-write: nothing outside torch is known to share it.
 
     False for memory that torch did not allocate or that NumPy or DLPack shares, for tensors without their own storage
     (sparse, wrapped by `torch.func`), for those that hold more than a storage (a quantizer, a tangent of forward-mode
     differentiation), and if the answer would be expensive to find.
 
-    whole:      whether the storage must also be no larger than the tensor, so that a copy holds nothing else
-    references: torch's reference count of a tensor to which only torch and Python refer
+    whole: whether the storage must also be no larger than the tensor, so that a copy holds nothing else
     """
     kind = type(tensor)
     if (
@@ -80,7 +79,7 @@ def owned(tensor: Tensor, *, whole: bool = False, references: int = UNSHARED) ->
     if not storage.resizable() or (whole and storage.nbytes() > tensor.nbytes):
         return False
     holders = storage_holders(storage._cdata)
-    if holders == ALONE and use_count(tensor) == references:  # the usual case
+    if holders == ALONE and use_count(tensor) == UNSHARED:  # the usual case
         return True
     # An export after the memory became copy-on-write would have ended copy-on-write.
     return _is_copy_on_write(tensor) or held_by_torch_alone(tensor, holders)

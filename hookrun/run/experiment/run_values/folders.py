@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from os.path import lexists
 from pathlib import Path
 
 from hookrun.engine.actions.autoencoders import CONFIG, WEIGHTS, Autoencoder, AutoencoderConfig
@@ -14,13 +13,12 @@ from hookrun.store.files import is_file, near, read_json
 
 def read_autoencoder(folder: Path) -> Autoencoder:
     """The autoencoder in a folder. HookrunError if there is none, or it is not one that is computed as SAELens does."""
-    if not lexists(folder) and (others := near(folder, f"*/{CONFIG}")):
-        raise HookrunError(f"there is no folder {folder}{others}")
     for path in (folder / CONFIG, folder / WEIGHTS):
         if not is_file(path) or path.is_symlink():
             raise HookrunError(
                 f"{folder} has no file {path.name}: sae.save_model(FOLDER) in SAELens writes it; a pickle (.pt), which "
                 "could run code, is not read, and no link is followed: copy a folder with links by cp -rL"
+                f"{near(folder, f'*/{CONFIG}')}"
             )
     content = read_json(folder / CONFIG)
     if not isinstance(content, dict):
