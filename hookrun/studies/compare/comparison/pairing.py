@@ -66,7 +66,7 @@ class Pairing:
     def partner_of(self, capture: StoredCapture, other: Run) -> StoredCapture | None:
         """The capture of the same value in the other run."""
         module = self.partner(capture.module)
-        modules = other.captures.get(capture.hook, {})
+        modules: Mapping[str, Any] = other.captures.get(capture.hook, {})
         if module is None or module not in modules:
             return None
         leaf = modules[module]
@@ -78,7 +78,7 @@ class Pairing:
         """Whether a run should have a partner of a capture: its module, or None, does not return a tensor alone."""
         if module is None or self.partners is None or not capture.path:
             return module is not None
-        modules = run.captures.get(capture.hook, {})
+        modules: Mapping[str, Any] = run.captures.get(capture.hook, {})
         return module not in modules or not isinstance(modules[module], StoredCapture)
 
 
