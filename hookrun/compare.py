@@ -17,6 +17,7 @@ USAGE = (
     "usage: python -m hookrun.compare RUN OTHER [--names FILE] [--tolerance X] "
     "[task.tolerance=1e-3 task.on_difference=stop ...]"
 )
+_NAMES = "task.names"
 _TOLERANCE = "task.tolerance"
 _ON_DIFFERENCE = "task.on_difference"
 
@@ -31,10 +32,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(arguments: list[str], outcome: Outcome) -> int:
     parser = Parser(outcome, usage=USAGE.removeprefix("usage: "), description=__doc__, allow_abbrev=False)
-    modules = "YAML: modules of RUN, and those of OTHER: a.*.b: c.*.d"
-    above = "exit with 3 if the relative L2 of a row is above it"
-    parser.add_argument("--names", dest="task.names", metavar="FILE", type=_quoted, help=modules)
-    parser.add_argument("--tolerance", dest=_TOLERANCE, metavar="X", type=float, help=above)
+    parser.add_argument(
+        "--names", metavar="FILE", help="YAML: modules of RUN, and those of OTHER: a.*.b: c.*.d"
+    )
+    parser.add_argument(
+        "--tolerance", metavar="X", type=float, help="exit with 3 if the relative L2 of a row is above it"
+    )
     try:
         typed, words = parser.parse_known_args(arguments)
     except SystemExit as stop:
@@ -44,7 +47,9 @@ def _main(arguments: list[str], outcome: Outcome) -> int:
         return 2
     given = [f"task.run={_quoted(words[0])}", f"task.other={_quoted(words[1])}"]
     keys = {key_of(word) for word in words[2:]}
-    for key, value in vars(typed).items():
+    names = None if typed.names is None else _quoted(typed.names)
+    options = {_NAMES: names, _TOLERANCE: typed.tolerance}
+    for key, value in options.items():
         if value is None:
             continue
         if key in keys:
