@@ -464,7 +464,7 @@ class Lookup(Mapping[str, V]):
         return self.data[name]
 
     def __contains__(self, key: object) -> bool:
-        return isinstance(key, str) and self._aliases.get(key, key) in self.data
+        return isinstance(key, str) and (key in self.data or self._aliases.get(key) in self.data)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.data)

@@ -50,7 +50,9 @@ def test_a_missing_key_is_told_with_similar_keys() -> None:
     assert (found["fc"], found["a"], found["b"]) == (2, 2, 3), "a key comes before an alias of that name"
     assert list(found) == ["conv1", "fc", "b"]
     assert len(found) == 3
-    assert "a" in found
+    assert all(key in found for key in ("a", "b", "fc"))
+    assert not any(key in found for key in ("conv2", 0, [0]))
+    assert "b" in Lookup("module", "the run", {"b": 3}, {"b": "gone"})
     with pytest.raises(KeyError, match="no module 'conv2' in the run") as missing:
         found["conv2"]
     assert isinstance(missing.value, HookrunError)

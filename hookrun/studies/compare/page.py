@@ -16,7 +16,6 @@ from hookrun.studies.kit.drawing import (
     RunData,
     bars,
     is_number,
-    is_place,
     matrix,
     module_name,
     number,
@@ -82,8 +81,9 @@ def _figures(rows: Sequence[Mapping[str, Any]]) -> list[Figure]:
         if not is_number(row.get("relative_l2")):
             continue
         name = f"{module_name(str(row.get('module')))} {row.get('path') or ''}".rstrip()
-        token = row.get("token") if is_place(row.get("token")) else None
-        cells.setdefault((name, token), max(float(row["relative_l2"]), 0.0))
+        token = row.get("token")
+        place = (name, token if isinstance(token, int) else None)
+        cells.setdefault(place, max(float(row["relative_l2"]), 0.0))
     names = list(dict.fromkeys(name for name, _ in cells))[:MOST_ROWS]
     tokens = sorted({token for _, token in cells if token is not None})[:MOST_ROWS]
     title = "relative L2 of the difference, in the order of execution"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Self, TypeVar
 
@@ -88,17 +88,14 @@ class _Glob:
         """The wildcards in their order."""
         return self.tokens[1::2]
 
-    def matches(self, names: Collection[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    def matches(self, names: Collection[str]) -> list[tuple[str, tuple[str, ...]]]:
         """Each name that it matches, and what its wildcards stand for there."""
         if not self.wildcards:
-            if self.text in names:
-                yield self.text, ()
-            return
+            return [(self.text, ())] if self.text in names else []
         pattern = "".join(_GROUPS.get(token) or re2.escape(token) for token in self.tokens)
         fullmatch = re2.compile(pattern).fullmatch
-        for name in names:
-            if match := fullmatch(f".{name}" if name else ""):
-                yield name, match.groups()
+        matches = ((name, fullmatch(f".{name}" if name else "")) for name in names)
+        return [(name, match.groups()) for name, match in matches if match]
 
     def filled(self, parts: tuple[str, ...]) -> str:
         """The name in which the wildcards stand for these parts."""
@@ -167,7 +164,7 @@ def _matched(glob: _Glob, opposite: _Glob, side: Side, other: Side, where: str) 
 
     Raises SpecError if there are none, or if the partner of one that is looked at is missing.
     """
-    found = list(glob.matches(side.paths))
+    found = glob.matches(side.paths)
     if not found:
         hint = parse_selector(glob.text).nearest(Names(list(side.paths)))
         raise spec_error(where, f"{glob.text!r} matches no module of {side.title}", hint)

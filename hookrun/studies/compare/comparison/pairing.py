@@ -66,18 +66,20 @@ class Pairing:
     def partner_of(self, capture: StoredCapture, other: Run) -> StoredCapture | None:
         """The capture of the same value in the other run."""
         module = self.partner(capture.module)
-        if module is None or capture.hook not in other.captures or module not in other.captures[capture.hook]:
+        modules: Mapping[str, Any] = other.captures.get(capture.hook, {})
+        if module is None or module not in modules:
             return None
-        leaf = other.captures[capture.hook][module]
+        leaf = modules[module]
         tensors = {"": leaf} if isinstance(leaf, StoredCapture) else leaf
         paths = _ALONE if self.partners is not None and capture.path in _ALONE else (capture.path,)
         return next((tensors[path] for path in paths if path in tensors), None)
 
     def is_expected(self, capture: StoredCapture, module: str | None, run: Run) -> bool:
         """Whether a run should have a partner of a capture: its module, or None, does not return a tensor alone."""
-        if module is None or self.partners is None or not capture.path or capture.hook not in run.captures:
+        if module is None or self.partners is None or not capture.path:
             return module is not None
-        return not isinstance(run.captures[capture.hook].get(module), StoredCapture)
+        modules: Mapping[str, Any] = run.captures.get(capture.hook, {})
+        return module not in modules or not isinstance(modules[module], StoredCapture)
 
 
 def pairing_of(
