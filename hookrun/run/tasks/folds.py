@@ -46,12 +46,10 @@ class FoldsTask(FoldKeys, TaskOfRuns):
         screen.say(f"{self.name} of {prepared.run.path}: {', '.join(prepared.captures)}")
         folds: dict[str, dict[str, Folded]] = {}
         for module, capture in prepared.captures.items():
-            fold = self._folded(prepared, capture)
-            if fold is not None:
-                folds.setdefault(capture.hook, {})[module] = fold
+            folds.setdefault(capture.hook, {})[module] = self._folded(prepared, capture)
         run_dir.write_folds(folds)
 
-    def _folded(self, analysis: Analysis, capture: StoredCapture) -> Folded | None:
+    def _folded(self, analysis: Analysis, capture: StoredCapture) -> Folded:
         from hookrun.run.tasks.captured.folding import folded
 
         labels = self._labels(analysis, capture) if self.by == "label" else None

@@ -90,9 +90,9 @@ def test_a_capture_folds_as_beside_it_in_the_run(executed: Any) -> None:
 @pytest.mark.parametrize(
     ("key", "override", "says"),
     [
-        ("maps", "task.per=channel", r"of rows \[2, 3\] may be 1 or 2 \(0 is the rows\)"),
-        ("vectors", "task.dim=2", r"of rows \[4\] may be 1 "),
-        ("ids", "task.dim=1", r"its rows are int64 \[1\], and a fold is of floating-point numbers"),
+        ("maps", "task.per=channel", r"of a capture \[rows, 2, 3\] may be 1 or 2"),
+        ("vectors", "task.dim=2", r"of a capture \[rows, 4\] may be 1$"),
+        ("ids", "task.dim=1", r"1 rows of int64 \[1\]> has no floating-point numbers"),
         ("vectors", "task.by=label", r"task\.by: .* do not belong to a sample of the data"),
         ("vectors", "task.of=[cov, mean, cov]", "`of` names the same twice"),
         ("vectors", "task.of=[meen]", "did you mean 'mean'"),

@@ -18,16 +18,15 @@ _READ_BYTES = 2**24
 """The most bytes of rows that are read at once; at least one row is."""
 
 
-def folded(keys: FoldKeys, capture: StoredCapture, labels: Tensor | None) -> Folded | None:
-    """What the keys ask for of the rows of a capture; None if it has none.
+def folded(keys: FoldKeys, capture: StoredCapture, labels: Tensor | None) -> Folded:
+    """What the keys ask for of the rows of a capture.
 
     labels: [rows] int64, with `by: label`
 
-    HookrunError if the rows are not of floating-point numbers, or the keys do not fit them.
+    HookrunError if there are no rows of floating-point numbers, or the keys do not fit them.
     """
-    if not capture.dtype.is_floating_point or not capture.row_bytes:
-        rows = f"{str(capture.dtype).removeprefix('torch.')} {list(capture.shape[1:])}"
-        raise HookrunError(f"{capture.label}: its rows are {rows}, and a fold is of floating-point numbers")
+    if not len(capture) or not capture.row_bytes or not capture.dtype.is_floating_point:
+        raise HookrunError(f"{capture!r} has no floating-point numbers")
     site = _CapturedRows(capture, labels)
     add = keys.build(site)
     count = max(1, _READ_BYTES // capture.row_bytes)
@@ -37,7 +36,9 @@ def folded(keys: FoldKeys, capture: StoredCapture, labels: Tensor | None) -> Fol
             add(capture[site.rows])
     except ValueError as error:
         raise HookrunError(f"{capture.label}: {error}") from error
-    return site.fold.result()
+    result = site.fold.result()
+    assert result is not None  # there are rows
+    return result
 
 
 class _CapturedRows:
@@ -62,10 +63,8 @@ class _CapturedRows:
         could = [place for place in range(1, dims) if dim in (None, place, place - dims)]
         if len(could) != 1:
             places = " or ".join(map(str, range(1, dims))) or "none (use per: element)"
-            shape = list(rows.shape[1:])
-            raise ValueError(
-                f"the dimension `dim` of channels of rows {shape} may be {places} (0 is the rows)"
-            )
+            shape = ", ".join(map(str, rows.shape[1:]))
+            raise ValueError(f"the dimension `dim` of channels of a capture [rows, {shape}] may be {places}")
         return could[0], ""
 
     def accumulate(self, values: Tensor, units: Sequence[int], places: Sequence[int], text: str) -> None:
