@@ -197,11 +197,16 @@ def test_a_damaged_shard_is_named(tmp_path: Path) -> None:
     shard = run / "captures/000000.safetensors"
     whole = shard.read_bytes()
     rows = hookrun.rows(run)
+    header = json.loads(whole[8 : 8 + int.from_bytes(whole[:8], "little")])
+    header["0"]["data_offsets"][0] = 2**63
+    text = json.dumps(header).encode()
+    far = (len(text).to_bytes(8, "little") + text + whole)[: len(whole)]
     for content in (
         whole[:-5],
         b"\xff" * len(whole),
         whole.replace(b"F32", b"I32"),
         whole.replace(b'"0"', b'"9"'),
+        far,
     ):
         shard.write_bytes(content)
         with pytest.raises(hookrun.HookrunError, match=r"000000\.safetensors"):

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Discriminator, Field, model_validator
 from pydantic import Tag as Kind
 
-from hookrun.engine.actions.base import Action, Edit, HookSite
+from hookrun.engine.actions.base import Action, ActionFolds, Edit
 from hookrun.engine.actions.fields import OneOf, OneOrMore
 from hookrun.engine.actions.statistics import Share
 from hookrun.engine.hook_types import FORWARD, FORWARD_PRE, OUTPUT_GRAD
+from hookrun.engine.validation import Section
 from hookrun.engine.values.tensors import require_real, require_whole, widened
 
 if TYPE_CHECKING:
@@ -44,27 +45,9 @@ Item = Annotated[
 ]
 
 
-class Fold(Action):
-    """Accumulate over the whole run, for each channel: mean, covariance, quantiles, largest values.
+class FoldKeys(Section):
+    """What is accumulated, of which units: the keys of the action, and of the task that reads captures."""
 
-    of:  any of `mean`; `cov`, unbiased; `{quantiles: [0.01, 0.5]}`; `{top: 9}`, the largest values with their samples
-         and positions, at most one of a sample, of equal ones that of the smaller sample
-    per: `channel`: each index of `dim`, over samples and all other dimensions; or each `element` of a sample
-    dim: the dimension of channels. By default the last one under `tokens` and of torch's own Linear, LayerNorm, RMSNorm
-         and Embedding, and otherwise 1 (0 is the batch), which the plan tells; of a value with three dimensions it must
-         be said
-    by:  `label`: for each label of the samples by itself; in a loop of your own set `hooks.labels` before each batch
-
-    Mean and covariance are exact in float64, and so are the largest values. Quantiles come from a sketch: they lie
-    within log2(n / 1024) / 4096 of their rank for n values of a unit (0.25 % for a million), in whatever order the
-    values come. Under `tokens` each token is a row, and padding does not count. A NaN makes mean, covariance and
-    quantiles of its unit NaN, and is the largest value, as in torch.topk.
-    """
-
-    action_name = "fold"
-    hook_types = frozenset({FORWARD, FORWARD_PRE, OUTPUT_GRAD})
-    observes = True
-    uses = ("fold",)
     of: Annotated[
         OneOrMore[Item], BeforeValidator(lambda raw: [raw] if isinstance(raw, Mapping | Accumulated) else raw)
     ] = ("mean",)
@@ -73,7 +56,7 @@ class Fold(Action):
     by: Literal["label"] | None = None
 
     @model_validator(mode="after")
-    def _goes_together(self) -> Fold:
+    def _goes_together(self) -> Self:
         if self.per == "element" and "cov" in self.of:
             raise ValueError("`cov` goes with `per: channel`: elements have too many pairs")
         if self.per == "element" and self.dim is not None:
@@ -84,22 +67,7 @@ class Fold(Action):
             raise ValueError("`of` names the same twice")
         return self
 
-    @property
-    def works_by_sample(self) -> bool:
-        """The rows of the batch are what it accumulates."""
-        return True
-
-    @property
-    def by_call(self) -> bool:
-        """Samples that nobody numbers are numbered by forwards."""
-        return True
-
-    @property
-    def by_label(self) -> bool:
-        """Whether each label has its own numbers."""
-        return self.by == "label"
-
-    def build(self, site: HookSite) -> Edit:
+    def build(self, site: ActionFolds) -> Edit:
         """A function that adds the rows of each tensor."""
         from hookrun.engine.values.folding import Folding, Wanted
 
@@ -125,3 +93,41 @@ class Fold(Action):
             site.accumulate(channels.flatten(2), channels.shape[1:2], channels.shape[2:-1], text)
 
         return fold
+
+
+class Fold(FoldKeys, Action):
+    """Accumulate over the whole run, for each channel: mean, covariance, quantiles, largest values.
+
+    of:  any of `mean`; `cov`, unbiased; `{quantiles: [0.01, 0.5]}`; `{top: 9}`, the largest values with their samples
+         and positions, at most one of a sample, of equal ones that of the smaller sample
+    per: `channel`: each index of `dim`, over samples and all other dimensions; or each `element` of a sample
+    dim: the dimension of channels. By default the last one under `tokens` and of torch's own Linear, LayerNorm, RMSNorm
+         and Embedding, and otherwise 1 (0 is the batch), which the plan tells; of a value with three dimensions it must
+         be said
+    by:  `label`: for each label of the samples by itself; in a loop of your own set `hooks.labels` before each batch
+
+    Mean and covariance are exact in float64, and so are the largest values. Quantiles come from a sketch: they lie
+    within log2(n / 1024) / 4096 of their rank for n values of a unit (0.25 % for a million), in whatever order the
+    values come. Under `tokens` each token is a row, and padding does not count. A NaN makes mean, covariance and
+    quantiles of its unit NaN, and is the largest value, as in torch.topk.
+    """
+
+    action_name = "fold"
+    hook_types = frozenset({FORWARD, FORWARD_PRE, OUTPUT_GRAD})
+    observes = True
+    uses = ("fold",)
+
+    @property
+    def works_by_sample(self) -> bool:
+        """The rows of the batch are what it accumulates."""
+        return True
+
+    @property
+    def by_call(self) -> bool:
+        """Samples that nobody numbers are numbered by forwards."""
+        return True
+
+    @property
+    def by_label(self) -> bool:
+        """Whether each label has its own numbers."""
+        return self.by == "label"

@@ -55,6 +55,14 @@ def test_a_folder_equals_itself(executed: Any, requests: Path) -> None:
     assert '"first": null' in (compared.path / "compare.json").read_text()
 
 
+def test_several_rows_of_a_sample_are_not_similar(executed: Any, requests: Path) -> None:
+    with pytest.raises(SpecError, match=r"task\.rows\.each_file: .*\s+say each_file: samples"):
+        executed("task=similarity", f"task.run={requests}", ROWS)
+    similar = executed("task=similarity", f"task.run={requests}", ROWS, "task.rows.each_file=samples")
+    assert [line["module"] for line in similar.metrics[:2]] == ["layers.0", "layers.0"]
+    assert similar.metrics[0]["cka"] == pytest.approx(1)
+
+
 def test_rows_of_a_run_are_not_chosen_again(executed: Any) -> None:
     run = executed(
         "task=predict", "+hooks.seen={select: fc, hook: forward, action: capture}", "train.limit_batches=1"

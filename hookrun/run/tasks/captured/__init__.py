@@ -1,1 +1,1 @@
-"""What probe and similarity compute from the captures of a run."""
+"""What probe, similarity and folds compute from the captures of a run."""

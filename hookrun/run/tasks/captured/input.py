@@ -124,6 +124,12 @@ def _captures(run: Run, name: str | None, by_token: bool) -> dict[str, StoredCap
     for capture in tensors:
         if _is_by_sample(capture, by_token):
             by_module[capture.tensor_name] = capture
+    if not by_module and isinstance(run, RowFolder):
+        raise spec_error(
+            "task.rows.each_file",
+            f"a file of {run.path} has several rows, and this task compares one row of each sample",
+            "say each_file: samples, then each row is a sample",
+        )
     if not by_module:
         hint = BY_TOKEN if any(map(is_by_token, tensors)) else "capture with task=predict"
         raise spec_error(
