@@ -55,7 +55,7 @@ def test_layers_of_different_width_make_one_grid(executed, effects, capsys) -> N
     some = effects(hook, "{module: [relu1], index: [3, 0]}", *DIGITS)  # whole numbers are channels
     close(some["exact"][0], found["exact"][0, [3, 0]])
     said = capsys.readouterr().out
-    assert "index: each counts dimension 1 of values of shape [2, 32, 8, 8] and [2, 128]; " in said
+    assert "index: each counts dimension 1 of values of shape [2, 32, 8, 8], [2, 128, 4, 4]; " in said
     assert "largest effect: module=relu1, index=:, " in said
 
 
