@@ -7,7 +7,7 @@ forward pass act as before, and nothing is recorded or counted.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -204,26 +204,25 @@ class Attributing:
         self._values = {}
         self._relus = 0
         observers = Observers(self._context.model)
-        added = ExitStack()
-        if self._point is not None:
-            name = str(self._module)
-            handle = self._point.register_forward_hook(
-                lambda module, args, value: self._leaf(name, value, share)
-            )
-            added.callback(handle.remove)
-        elif self._module is not None:
-            observers.change_outputs([self._module], lambda path, value: self._leaf(path, value, share))
-        else:
+        adding: AbstractContextManager[Any] = nullcontext()
+        if self._module is None:
             change = {name: self._leaf(name, tensor, share) for name, tensor in _floating(batch).items()}
             inputs = {**batch.inputs, **change} if isinstance(batch.inputs, dict) else change[""]
             batch = replace(batch, inputs=inputs)
-        if self._module is not None:
+        else:
             batch = batch.copied()
+            path = self._module
+            if self._point is None:
+                observers.change_outputs([path], lambda path, value: self._leaf(path, value, share))
+            else:
+                adding = self._point.register_forward_hook(
+                    lambda _, args, value: self._leaf(path, value, share)
+                )
         if self._method == "guided_backprop":
             relus = paths_of(self._context.model, nn.ReLU)
             observers.see_outputs(relus, self._count)
             observers.change_gradients(relus, lambda _, gradient: gradient.clamp_min(0))
-        with added, observers.installation():
+        with adding, observers.installation():
             yield self._again(batch)
 
     def _leaf(self, name: str, value: Tensor, share: float) -> Tensor:

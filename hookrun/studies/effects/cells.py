@@ -242,12 +242,14 @@ class Cells:
         prepared = context.prepared
         scouted = moved.grid.scouted
         self._estimated = list[int]()  # the numbers of trials without a pass of their own
+        paths_of = {cell.number: cell.paths for cell in moved.grid.cells}
         computed = dict[int, Set[str]]()
         for number, trial in enumerate(trials):
             if trial.kind == GRADIENT:
                 self._estimated.append(number)
             elif trial is not self._base:
-                computed[number] = moved.grid.paths_of(trial)
+                cells = trial.cells if isinstance(trial, KeptCells) else [trial.cell.number]
+                computed[number] = set[str]().union(*(paths_of[cell] for cell in cells))
         self._replay = Replay(context.model, scouted, computed, moved.grid.paths if again else ())
         head = usable_head(prepared, scouted.head)
         unembed = None

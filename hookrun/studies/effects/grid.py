@@ -25,7 +25,7 @@ from hookrun.engine.runtime.tokens.calls import IDS, MASK
 from hookrun.engine.spec import Spec
 from hookrun.engine.spec.hook import HookKeys
 from hookrun.engine.spec.tokens import Tokens
-from hookrun.errors import CompileError, Problem, counted, refuse
+from hookrun.errors import CompileError, Problem, counted, listed, refuse
 from hookrun.studies.effects.circuit import KeptCells
 from hookrun.studies.effects.over import (
     CALL,
@@ -152,6 +152,17 @@ class SiteGrid:
         self._problems += wrong
         return plan.hooks[0] if plan.hooks else None
 
+    def lines(self) -> Iterator[str]:
+        """How many cells there are, and what `index: each` counts, for the plan."""
+        sizes = " × ".join(f"{axis.key} {len(axis.labels)}" for axis in self.axes)
+        yield f"{counted(len(self.cells), 'cell')}: {sizes}; the plan shows the first value of each"
+        if any(axis.key == INDEX and axis.lacks for axis in self.axes):
+            shapes = dict.fromkeys(map(str, map(list, self._shapes.values())))
+            yield (
+                f"index: each counts dimension 1 of values of shape {listed(list(shapes), 4)}; for another dimension, "
+                "list its numbers: ['..., 0', '..., 1']"
+            )
+
     def names(self) -> ModelNames:
         """The names of the model, with what hooks add."""
         names = ModelNames(self.prepared.model)
@@ -163,16 +174,6 @@ class SiteGrid:
     def paths(self) -> tuple[str, ...]:
         """The modules of all cells."""
         return tuple(dict.fromkeys(path for cell in self.cells for path in cell.paths))
-
-    def paths_of(self, trial: Trial | KeptCells) -> Set[str]:
-        """The modules at which a trial differs from the pass that is stored for it."""
-        if isinstance(trial, Trial):
-            return set(trial.cell.paths)
-        return set[str]().union(*(self._paths_of_cells[number] for number in trial.cells))
-
-    @cached_property
-    def _paths_of_cells(self) -> dict[int, tuple[str, ...]]:
-        return {cell.number: cell.paths for cell in self.cells}
 
     def name_of(self, trial: Trial | KeptCells) -> str:
         """``module=relu1, heads=0``, ``4 cells kept``."""

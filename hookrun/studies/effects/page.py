@@ -216,10 +216,7 @@ def _placebo(exact: Tensor, placebo: Tensor, grid: Map, title: str) -> Figure:
     order = exact.nan_to_num(-math.inf).argsort(descending=True, stable=True)
     order = order[exact[order].isfinite()]
     places = [float(place) for place in range(len(order))]
-    placebo = placebo[:, order]
-    low = placebo.amin(0).tolist()
-    high = placebo.amax(0).tolist()
-    chance = Series("placebo", places, placebo.mean(0).tolist(), low, high)
+    chance = _band("placebo", places, placebo[:, order])
     cells = Series("exact", places, exact[order].tolist(), dots=True)
     return lines(
         f"{title} and what chance gives",
@@ -231,6 +228,11 @@ def _placebo(exact: Tensor, placebo: Tensor, grid: Map, title: str) -> Figure:
     )
 
 
+def _band(name: str, x: Sequence[float], values: Tensor) -> Series:
+    """The mean of values [n, x], in a band from the smallest to the largest."""
+    return Series(name, x, values.mean(0).tolist(), values.amin(0).tolist(), values.amax(0).tolist())
+
+
 def _circuit(effects: Effects, grid: Map) -> Figure:
     """The faithfulness of circuits by size, and the range of that of random sets."""
     order = torch.tensor(effects.sizes).argsort(stable=True)
@@ -239,9 +241,7 @@ def _circuit(effects: Effects, grid: Map) -> Figure:
     note = f"1: as without the hook; 0: as with all cells replaced, where it is {number(float(effects[REPLACED]))}"
     if CHANCE in effects:
         chance = effects[CHANCE][:, order]
-        low = chance.amin(0).tolist()
-        high = chance.amax(0).tolist()
-        curves.append(Series("random sets", sizes, chance.mean(0).tolist(), low, high))
+        curves.append(_band("random sets", sizes, chance))
         note += f"; band: from the smallest to the largest value of {counted(len(chance), 'random set')}"
     first = effects.by_strength()[: min(max(effects.sizes), TOP)]
     kept = "; ".join(grid.cells[at] for at in first)
@@ -305,7 +305,8 @@ def _samples(effects: Effects, facts: RunData, grid: Map, at: int) -> dict[str, 
     """The samples that one cell changes most."""
     rows = list[dict[str, Any]]()
     values = _values(effects, at)
-    by_change = _changes(effects, at).abs().nan_to_num(-1.0).argsort(descending=True, stable=True)
+    changes = _changes(effects, at)
+    by_change = changes.abs().nan_to_num(-1.0).argsort(descending=True, stable=True)
     for place in by_change[:SAMPLES].tolist():
         sample = effects.samples[place]
         key = (effects.about.get("split", "val"), sample)
@@ -318,7 +319,7 @@ def _samples(effects: Effects, facts: RunData, grid: Map, at: int) -> dict[str, 
             "picture": facts.pictures.get(key, ""),
             "before": number(float(effects[PLAIN_OF_SAMPLES][place])),
             "after": number(float(values[place])),
-            "change": _signed(float(values[place] - effects[PLAIN_OF_SAMPLES][place])),
+            "change": _signed(float(changes[place])),
         }
         rows.append(row)
     return {"id": f"cell-{at}", "name": grid.cells[at], "rows": rows}

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hookrun.errors import Lookup, counted
 from hookrun.studies.kit.record_types import ask_report, html
@@ -42,6 +42,7 @@ _REPEATED = (PLACEBO, SEEDS)
 """Tensors with several."""
 _NUMBERS = (*_OF_A_CELL, "placebo_mean", "placebo_std")
 """The columns of effects.csv beside the labels."""
+T = TypeVar("T")
 _ROUNDING = 2.0**-22
 """Changes are equal if they differ by less than this share of the metric: twice the precision of float32."""
 
@@ -272,7 +273,10 @@ def write_effects(folder: Path, effects: Effects) -> None:
     """Write both files into the run directory; `dims` of the metadata names the dimensions of each tensor."""
     from hookrun.studies.kit.files import encode, replacing, write_table, write_tensors
 
-    dims = {name: _dimensions(name, effects.axes) for name in effects}
+    dims = dict[str, list[str] | None]()
+    for name in effects:
+        repeats = "chance" if name == CHANCE else name
+        dims[name] = _dimensions(name, list(effects.axes), SAMPLES, SIZES, repeats)
     metadata = {
         **effects.about,
         "axes": encode(effects.axes),
@@ -287,17 +291,18 @@ def write_effects(folder: Path, effects: Effects) -> None:
     write_table(folder / EFFECTS_TABLE, [(*effects.axes, *_NUMBERS), *rows])
 
 
-def _dimensions(name: str, axes: Iterable[str]) -> list[str]:
-    """What each dimension of a tensor is: its repetitions, the axes of the grid, the samples."""
-    if name in _OF_A_CELL:
-        return [*axes]
-    if name in _REPEATED:
-        return [name, *axes]
-    if name == OF_SAMPLES:
-        return [*axes, SAMPLES]
-    if name in (CIRCUIT, CHANCE):
-        return ["chance", SIZES] if name == CHANCE else [SIZES]
-    return [SAMPLES] if name.endswith("_samples") else []
+def _dimensions(name: str, cells: Sequence[T], samples: T, sizes: T, repeats: T) -> list[T] | None:
+    """What stands for each dimension of a tensor; None: the effects have none of this name.
+
+    cells: for the axes of the grid; sizes: for those of circuits; repeats: for what is computed several times
+    """
+    forms = {name: [*cells] for name in _OF_A_CELL}
+    forms |= {name: [repeats, *cells] for name in _REPEATED}
+    forms[OF_SAMPLES] = [*cells, samples]
+    forms |= {name: [samples] for name in (PLAIN_OF_SAMPLES, CLEAN_OF_SAMPLES)}
+    forms |= {CIRCUIT: [sizes], CHANCE: [repeats, sizes]}
+    forms |= {name: [] for name in (PLAIN, CLEAN, REPLACED)}
+    return forms.get(name)
 
 
 def read_effects(folder: Path) -> Effects | None:
@@ -316,7 +321,7 @@ def read_effects(folder: Path) -> Effects | None:
         about.pop("dims", None)
         sizes = [len(labels) for labels in axes.values()]
         for name, tensor in tensors.items():
-            _require_form(name, tensor, sizes, len(samples), len(kept))
+            _require_form(name, tensor, _dimensions(name, sizes, len(samples), len(kept), None))
     except (KeyError, ValueError, AttributeError, TypeError) as error:
         raise StoreError(f"{path} does not describe its axes: {error}") from error
     effects = Effects(tensors, axes, samples, about, faults, kept)
@@ -324,31 +329,17 @@ def read_effects(folder: Path) -> Effects | None:
     return effects
 
 
-def _require_form(name: str, tensor: Tensor, sizes: Sequence[int], samples: int, circuits: int) -> None:
+def _require_form(name: str, tensor: Tensor, expected: Sequence[int | None] | None) -> None:
     """Raise ValueError if a tensor of a known name does not have the form that it should have.
 
-    sizes:    of the axes of the grid
-    circuits: how many sizes of circuits there are
+    expected: its shape, in which None is any size; None: any shape
     """
-    shape = list(tensor.shape)
-    if name in (PLAIN, CLEAN, REPLACED):
-        expected = list[int]()
-    elif name in (PLAIN_OF_SAMPLES, CLEAN_OF_SAMPLES):
-        expected = [samples]
-    elif name == OF_SAMPLES:
-        expected = [*sizes, samples]
-    elif name in _OF_A_CELL:
-        expected = [*sizes]
-    elif name in _REPEATED:
-        expected = [*sizes]
-        shape = shape[1:]
-    elif name in (CIRCUIT, CHANCE):
-        expected = [circuits]
-        shape = shape[1:] if name == CHANCE else shape
-    else:
+    if expected is None:
         return
-    if shape != expected:
-        raise ValueError(f"{name} has shape {list(tensor.shape)} for axes of {expected}")
+    shape = list(tensor.shape)
+    sizes = [size for size in expected if size is not None]
+    if len(shape) != len(expected) or shape[len(shape) - len(sizes) :] != sizes:
+        raise ValueError(f"{name} has shape {shape} for axes of {sizes}")
     if not tensor.is_floating_point() or tensor.itemsize == 1:
         raise ValueError(f"{name} is {tensor.dtype}, expected floating point")
 

@@ -17,7 +17,6 @@ from hookrun.errors import (
     Problem,
     Refusal,
     SpecError,
-    counted,
     first_lines,
     listed,
     nearest,
@@ -174,11 +173,7 @@ class EffectsTask(TaskOfOneSplit):
             passes += 1 + self.circuit.most_sets(len(grid.cells))
         if prepared.metrics[0].over is not None:
             refuse(self._over_split_problems(prepared, passes))
-        sizes = " × ".join(f"{axis.key} {len(axis.labels)}" for axis in grid.axes)
-        lines = [
-            *prepared.lines,
-            f"{counted(len(grid.cells), 'cell')}: {sizes}; the plan shows the first value of each",
-        ]
+        lines = [*prepared.lines, *grid.lines()]
         if self.circuit is not None and grid.rest is not None:
             replaces_inputs = grid.hook.spec.hook_type is FORWARD_PRE
             paths = () if replaces_inputs else grid.paths

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import OURS, Result, Settings, Ways, measured
+from benchmarks.threads import threads
 from benchmarks.works.lm import of_transformers
 
 _COMMON = [
@@ -114,7 +115,7 @@ _HEADS, _GRADIENT = (
     "gpt2 of 4 layers, ablate each of 48 heads",
     "gpt2 of 4 layers, estimate 48 heads from the gradient",
 )
-_CIRCUITS = "gpt2 of 4 layers, circuits of 5 sizes beside 20 random sets"
+_CIRCUITS = "gpt2 of 4 layers, 17 tokens, one thread, circuits of 5 sizes beside 20 random sets"
 _CELLS = "tiny decoder, ablate 48 tokens of 4 layers"
 
 
@@ -177,14 +178,13 @@ def circuits(settings: Settings) -> Result:
 
     ways.add("by hand", by_hand, lambda: {"loss": by_hand()[0]})
     ways.add(OURS, ours.run, lambda: {"loss": found()})
-    return measured(_CIRCUITS, ways, settings, target=0.35, slow=True)
+    with threads(1, grad=False):
+        return measured(_CIRCUITS, ways, settings, target=0.35, slow=True)
 
 
 def tiny_cells(settings: Settings) -> Result:
     """48 cells of a model whose forward pass takes about a millisecond: mostly what a cell costs beside the model."""
     import torch
-
-    from benchmarks.threads import threads
 
     with threads(1, grad=False):
         ways, ours = Ways(), OneRun(_TINY)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import pytest
@@ -140,6 +140,26 @@ def test_the_calls_of_a_block_are_kept_one_by_one(executed: Any, trusted: Any) -
         executed(*task, *net, f"task.circuit={{sizes: [1], rest: {{run: {other.path}}}}}")
 
 
+@pytest.mark.parametrize("kind", ["calls b again", "branches on values", "depends on the batch"])
+def test_sets_are_right_on_a_model_that(kind: str, executed: Any, trusted: Any) -> None:
+    trusted(nets=NET)
+    net = ("model=python", "model.factory=nets:Net", f"+model.args={{kind: {kind}}}", *DIGITS[1:])
+    circuit = "task.circuit={sizes: [1, 5], rest: 0.25, chance: 5}"
+    task = (*CHANNELS[:-3], *net, "task.over.module=[a, b]", "task.method=gradient")
+    found = executed(*task, circuit).effects
+
+    rest = lambda value: torch.full_like(value, 0.25)  # noqa: E731
+    strongest = found.by_strength()
+    for place, size in enumerate((1, 5)):
+        values = dict[tuple[int, ...], float]()
+        for kept in itertools.combinations(range(6), size):
+            values[kept] = channels_by_hand(kept, rest, ("a", "b"), net)
+        wanted = values[tuple(sorted(strongest[:size]))]
+        assert float(found["circuit"][place]) == pytest.approx(wanted, abs=1e-5)
+        distances = found["circuit_chance"][:, place, None] - torch.tensor(list(values.values()))
+        assert distances.abs().amin(1).amax() < 1e-5
+
+
 def test_a_run_cut_off_among_circuits_ends_equal(run: Any, executed: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(cells, "SECONDS", 0.0)
     noise = "+hooks.noise={select: layers.0, hook: forward, action: noise, std: 0.2, priority: -1}"
@@ -228,6 +248,31 @@ TWICE = """
 """
 
 
+NET = """
+    import torch
+    from torch import nn
+
+
+    class Net(nn.Module):
+        def __init__(self, kind):
+            super().__init__()
+            torch.manual_seed(0)
+            self.kind = kind
+            self.a, self.b, self.c = nn.Linear(64, 8), nn.Linear(8, 8), nn.Linear(8, 10)
+
+        def forward(self, x):
+            first = torch.tanh(self.a(x.flatten(1)))
+            value = self.b(first)
+            if self.kind == "calls b again":
+                value = self.b(value) + first
+            if self.kind == "branches on values" and value.sum() > 0:
+                value = self.b(value)
+            if self.kind == "depends on the batch":
+                value = value - value.mean(0)
+            return self.c(value)
+"""
+
+
 class PatchedHeads:
     """The logit difference with some heads, and those of the swapped sentences in place of the others."""
 
@@ -272,15 +317,20 @@ def losses(found: Effects, name: str = "circuit") -> Tensor:
 
 
 @torch.no_grad()
-def channels_by_hand(kept: Collection[int], rest: Callable[[Tensor], Tensor]) -> float:
+def channels_by_hand(
+    kept: Collection[int],
+    rest: Callable[[Tensor], Tensor],
+    paths: Sequence[str] = ("layers.1", "fc"),
+    net: Sequence[str] = DIGITS,
+) -> float:
     """The faithfulness of some of the six cells of CHANNELS."""
-    model, data = hookrun.build(overrides=["compute.device=cpu", *DIGITS])
+    model, data = hookrun.build(overrides=["compute.device=cpu", *net])
     model.eval()
     batches = list(itertools.islice(data.loader("val"), 3))
 
     def loss(kept: Collection[int]) -> float:
         handles = []
-        for row, path in enumerate(("layers.1", "fc")):
+        for row, path in enumerate(paths):
 
             def patched(module: nn.Module, args: Any, value: Tensor, row: int = row) -> Tensor:
                 value, other = value.clone(), rest(value)

@@ -54,7 +54,9 @@ def test_layers_of_different_width_make_one_grid(executed, effects, capsys) -> N
     assert lines[7]["gradient"] == ""
     some = effects(hook, "{module: [relu1], index: [3, 0]}", *DIGITS)  # whole numbers are channels
     close(some["exact"][0], found["exact"][0, [3, 0]])
-    assert "largest effect: module=relu1, index=:, " in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "index: each counts dimension 1 of values of shape [2, 32, 8, 8], [2, 128, 4, 4]; " in said
+    assert "largest effect: module=relu1, index=:, " in said
 
 
 def test_a_window_over_the_input_is_occlusion(effects) -> None:
