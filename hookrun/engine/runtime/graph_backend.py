@@ -44,13 +44,17 @@ def observing(observers: GraphObservers, options: Mapping[str, Any]) -> dict[str
 class ObservingBackend:
     """The backend for the graphs of one installation. backend: compiles them"""
 
-    def __init__(self, observers: GraphObservers, backend: Callable[[GraphModule, list[Any]], Compiled]) -> None:
+    def __init__(
+        self, observers: GraphObservers, backend: Callable[[GraphModule, list[Any]], Compiled]
+    ) -> None:
         self._observers = observers
         self._backend = backend
 
     def __call__(self, graph: GraphModule, inputs: list[Any]) -> Compiled:
         """Compile a graph of the compiler's first stage."""
-        schedules = [observer.when for observer in self._forward_observers(graph) if observer.when is not None]
+        schedules = [
+            observer.when for observer in self._forward_observers(graph) if observer.when is not None
+        ]
         if not schedules:
             return self._compiled(graph, inputs)
         never = self._compiled(self._without_scheduled(graph), inputs)

@@ -331,7 +331,9 @@ class Observer:
         self.measures = self.when is None and (self.is_forward or site.clock.scaler is None)
         self.can_wait = self.is_forward
         self._group = group
-        self._name = f"{site.hook_name} {site.path}"  # read so that no graph is taken for that of another observer
+        self._name = (
+            f"{site.hook_name} {site.path}"  # read so that no graph is taken for that of another observer
+        )
         self._halves: Halves | None = None
         self._function: Op | None = None
         self.policy = "error" if site.spec.action.value_of(Meaning.POLICY) == "error" else ""
@@ -473,7 +475,9 @@ class _Capture(Observer):
             require("torch, compiler")
             unknown = unknown_class(form)
             if unknown is not None:
-                what = f"capture sees an object of class {unknown.__name__}, which a graph cannot give to Python"
+                what = (
+                    f"capture sees an object of class {unknown.__name__}, which a graph cannot give to Python"
+                )
                 refusal([Problem(site.spec.where, what, "name a tensor with `target`")])(None)
             number: int = self._number(name, "")
             forms[number] = form
