@@ -378,14 +378,12 @@ class Halves:
     """An observer in two halves, of which a compiled graph can contain the first one.
 
     measure: tensor -> tensors [n] float64; a function of tensors alone, which can be traced
-    count:   how many tensors it returns
     reading: called when a graph has run: a function (how a record begins, all numbers) -> the records of this firing,
              when they are read
     report:  instead of it, all numbers in one tensor -> None; called when a graph has run
     """
 
     measure: Callable[[Tensor], list[Tensor]]
-    count: int
     reading: Callable[[], Reading] | None = None
     report: Callable[[Tensor], None] | None = None
 

@@ -210,9 +210,9 @@ class Check(Action):
         if self.of is not None:
             measure_one, rules = self._of_statistic(site, self.of)
             if self.over is not None:
-                return Halves(lambda x: [measure_one(x)], 1, report=site.judging(rules))
+                return Halves(lambda x: [measure_one(x)], report=site.judging(rules))
             return Halves(
-                lambda x: [measure_one(x)], 1, lambda: partial(_judged, rules, policy, site.about_check())
+                lambda x: [measure_one(x)], lambda: partial(_judged, rules, policy, site.about_check())
             )
         import torch
 
@@ -223,7 +223,7 @@ class Check(Action):
         def measure(x: Tensor) -> list[Tensor]:
             found = _within(low, high, x)
             if found is None:
-                return [x.new_empty(0, dtype=torch.float64) for _ in range(3)]
+                return [x.new_empty(0, dtype=torch.float64)]
             return [each.double().reshape(1) for each in found]
 
         def reading() -> Reading:
@@ -244,7 +244,7 @@ class Check(Action):
 
             return records
 
-        return Halves(measure, 3, reading)
+        return Halves(measure, reading)
 
     @property
     def not_in_graph(self) -> str | None:

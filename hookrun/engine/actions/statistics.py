@@ -475,10 +475,7 @@ def numbers_of(rows: Rows, of: Sequence[Statistic]) -> Tensor:
 
 
 def columns_of(rows: Rows, of: Sequence[Statistic]) -> list[Tensor]:
-    """The numbers of each statistic, one row after the other: [R * length] float64; it can be traced.
-
-    A compiler would write each number by itself into a tensor of all.
-    """
+    """The numbers of each statistic, one row after the other: [R * length] float64; it can be traced."""
     return [each.define(rows).double().flatten() for each in of]
 
 

@@ -129,8 +129,7 @@ class Stats(Action):
         """The numbers of each statistic, and before them, if there can be integers, whether these are of integers."""
         wanted = statistics(self.of)
         read = partial(_records_of, wanted, self.dim)
-        count = len(wanted) + _may_be_integers(wanted)
-        return Halves(partial(_columns, wanted, self.dim), count, reading=lambda: read)
+        return Halves(partial(_columns, wanted, self.dim), lambda: read)
 
 
 def _may_be_integers(wanted: Sequence[Wanted]) -> bool:

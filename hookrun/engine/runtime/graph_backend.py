@@ -12,12 +12,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
 from hookrun.engine.runtime.graph_observers import GraphObservers, Observer, Schedule, fired, give, measured
+from hookrun.engine.spec.when import When
 from hookrun.engine.values.private_names import require
 
 Compiled = Callable[..., Any]
@@ -26,37 +28,38 @@ Compiled = Callable[..., Any]
 def observing(observers: GraphObservers, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options with which torch.compile compiles a model that has observers. options: the user's"""
     require("torch, compiler")
-    backend = options.get("backend") or "inductor"
-    dynamic = options.get("dynamic")
-    mode = options.get("mode")
-    settings = dict(options.get("options") or {})
-    guard_filter = settings.pop("guard_filter_fn", _needed)
-    around: Any
+    others = dict(options)
+    settings = dict(others.pop("options", None) or {})
+    guard_filter = settings.pop("guard_filter_fn", lambda guards: list(map(_is_needed, guards)))
+    backend = others.pop("backend", None) or "inductor"
+    wrapper: Any = partial(torch._TorchCompileWrapper, backend)
     if backend == "inductor":
-        around = torch._TorchCompileInductorWrapper(mode, settings, dynamic)
-    else:
-        around = torch._TorchCompileWrapper(backend, mode, settings, dynamic)
+        wrapper = torch._TorchCompileInductorWrapper
+    around = wrapper(others.pop("mode", None), settings, options.get("dynamic"))
     ours = {"backend": ObservingBackend(observers, around), "options": {"guard_filter_fn": guard_filter}}
-    others = {key: value for key, value in options.items() if key != "mode"}
     return others | ours
 
 
 class ObservingBackend:
     """The backend for the graphs of one installation. backend: compiles them"""
 
-    def __init__(self, observers: GraphObservers, backend: Callable[[GraphModule, list[Any]], Compiled]) -> None:
+    def __init__(
+        self, observers: GraphObservers, backend: Callable[[GraphModule, list[Any]], Compiled]
+    ) -> None:
         self._observers = observers
         self._backend = backend
 
     def __call__(self, graph: GraphModule, inputs: list[Any]) -> Compiled:
         """Compile a graph of the compiler's first stage."""
-        schedules = [observer.when for observer in self._forward_observers(graph) if observer.when is not None]
+        schedules: list[When] = []
+        for observer in self._forward_observers(graph):
+            if observer.when is not None and observer.when not in schedules:
+                schedules.append(observer.when)
         if not schedules:
             return self._compiled(graph, inputs)
         never = self._compiled(self._without_scheduled(graph), inputs)
         due = self._compiled(graph, inputs)
-        different = [when for place, when in enumerate(schedules) if when not in schedules[:place]]
-        holds = Schedule(self._observers.clock, different).holds
+        holds = Schedule(self._observers.clock, schedules).holds
 
         def compiled(*values: Any) -> Any:
             return due(*values) if holds() else never(*values)
@@ -70,18 +73,18 @@ class ObservingBackend:
     def _without_scheduled(self, graph: GraphModule) -> GraphModule:
         """A copy of a graph without the firings of forward observers that have a schedule."""
         copied = GraphModule(graph, deepcopy(graph.graph))
-        copied.meta.update(graph.meta)
         for name, value in vars(graph).items():  # what the compiler's stages tell each other
             vars(copied).setdefault(name, value)
+        copied.meta = graph.meta
         for before, node in zip(graph.graph.nodes, list(copied.graph.nodes), strict=True):
-            if hasattr(before, "_dynamo_source"):
-                node._dynamo_source = before._dynamo_source
+            if node.op == "placeholder":
+                node._dynamo_source = getattr(before, "_dynamo_source", None)
             observer = self._observer_of(node)
             if observer is not None and observer.is_forward and observer.when is not None:
                 copied.graph.erase_node(node)
-            body = _body_of(graph, node)
-            if body is not None:
-                setattr(copied, node.target, self._without_scheduled(body))
+        for name, part in graph.named_children():
+            if isinstance(part, GraphModule):
+                setattr(copied, name, self._without_scheduled(part))
         copied.recompile()
         return copied
 
@@ -93,72 +96,53 @@ class ObservingBackend:
             if observer is not None and observer.can_wait:
                 waiting.append(node)
                 continue
-            region = _body_of(graph, node)
-            if region is not None and self._forward_observers(region):
+            region = getattr(graph, str(node.target), None) if node.op == "get_attr" else None
+            if isinstance(region, GraphModule) and self._forward_observers(region):
                 self._join(region)
             elif observer is None and node.op != "output":
                 continue
-            _give_before(node, waiting)
-            waiting = []
+            if waiting:
+                _give_before(node, waiting)
+                waiting = []
         graph.recompile()
 
     def _forward_observers(self, graph: GraphModule) -> list[Observer]:
-        """The forward observers that fire in a graph."""
-        found: list[Observer] = []
-        for node in graph.graph.nodes:
-            observer = self._observer_of(node)
-            if observer is not None and observer.is_forward:
-                found.append(observer)
-            body = _body_of(graph, node)
-            if body is not None:
-                found.extend(self._forward_observers(body))
-        return found
+        """The forward observers that fire in a graph, or in a part that it runs, as a checkpointed region."""
+        parts = [part for part in graph.modules() if isinstance(part, GraphModule)]
+        firing = [self._observer_of(node) for part in parts for node in part.graph.nodes]
+        return [observer for observer in firing if observer is not None and observer.is_forward]
 
     def _observer_of(self, node: Node) -> Observer | None:
         """The observer of this installation that fires here."""
         if node.target is not fired:
             return None
-        key, number, _, _ = node.args
+        arguments: tuple[Any, ...] = node.args
+        key, number, _, _ = arguments
         return self._observers.observer(number) if key == self._observers.key else None
-
-
-def _body_of(graph: GraphModule, node: Node) -> GraphModule | None:
-    """The graph that a node names, which a later one runs: a checkpointed region, or a hook on a tensor."""
-    body = getattr(graph, node.target, None) if node.op == "get_attr" else None
-    return body if isinstance(body, GraphModule) else None
 
 
 def _give_before(node: Node, waiting: Sequence[Node]) -> None:
     """Let firings give their numbers in one call before a node. waiting: calls of `fired`, which are taken out"""
-    graph = node.graph
     numbers: list[Node] = []
-    firings: list[int] = []
+    firings: list[Any] = []
     for firing in waiting:
         key, number, token, tensors = firing.args
-        with graph.inserting_before(firing):
-            numbers.append(graph.call_function(measured, (key, number, tensors)))
+        with firing.graph.inserting_before(firing):
+            numbers.append(firing.graph.call_function(measured, (key, number, tensors)))
         firings.append(number)
-        graph.erase_node(firing)
-    if waiting:
-        with graph.inserting_before(node):
-            graph.call_function(give, (token, firings, numbers))
+        firing.graph.erase_node(firing)
+    with node.graph.inserting_before(node):
+        node.graph.call_function(give, (token, firings, numbers))
 
 
 _OF_OBSERVER = re.compile(r"\.__self__\.firings(\[\d+\](\.traced(\.__func__|\.__self__.*)?)?)?$")
 """The end of the name of what is read of an observer, from the hook that torch calls. A removed hook is another one."""
 
 
-def _needed(guards: Sequence[Any]) -> list[bool]:
-    """Which guards are compared at each call: not those about what observers read, which cannot change.
-
-    Each comparison would cost as much as a part of a small layer.
-    """
-    return [_is_needed(guard) for guard in guards]
-
-
 def _is_needed(guard: Any) -> bool:
-    """Whether a guard is about anything but what observers read; the mode of the model and tensors are not theirs.
+    """Whether a guard is compared at each call: if it is about anything but what observers read, which cannot change.
 
+    Each comparison would cost as much as a part of a small layer. The mode of the model and tensors are not theirs.
     Only in the frame of `Installation.compile`: another one may be called for several observers.
     """
     if guard.guard_type == "TENSOR_MATCH" or guard.name.endswith(".training"):

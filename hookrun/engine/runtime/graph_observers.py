@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from itertools import accumulate, count
 from typing import Any
@@ -66,10 +67,7 @@ def fired(observers: int, firing: int, token: Tensor, tensors: list[Tensor]) -> 
 
 def measured(observers: int, firing: int, tensors: list[Tensor]) -> list[Columns]:
     """The numbers of each tensor that a firing sees."""
-    group = _open.get(observers)
-    if group is None:
-        return []
-    observer = group.observer(firing)
+    observer = _open[observers].observer(firing)
     return [observer.measure(each.detach()) for each in tensors]
 
 
@@ -123,25 +121,19 @@ def _operator() -> torch.library.Library:
 # ---- while a graph is traced, and while it runs ---------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
 class _Firing:
     """A firing of a hook in a graph, each time the graph runs.
 
     within: path of the tensor that the hook is attached to
-    paths:  of the tensors that it sees, below `within`
     call:   the number of the module's call
-    places: each path, and the first values of RECORD_KEYS there
+    places: path of each tensor that it sees, below `within` -> the first values of RECORD_KEYS
     """
 
-    def __init__(self, observer: Observer, within: str, paths: tuple[str, ...], call: int) -> None:
-        site = observer.site
-        self.observer = observer
-        self.within = within
-        self.paths = paths
-        self.call = call
-        self.places: list[tuple[str, tuple[str, ...]]] = []
-        for path in paths:
-            about = site.hook_name, site.path, within + path, site.spec.action.action_name
-            self.places.append((path, about))
+    observer: Observer
+    within: str
+    call: int
+    places: Mapping[str, tuple[str, ...]]
 
 
 Time = tuple[str, int, int]
@@ -157,7 +149,7 @@ def _records_of(
     """The records of firings of one moment. record: has the numbers of all, which `bounds` part by tensor"""
     numbers = record["numbers"].tolist()
     for firing, first, read in seen:
-        for place, (_, about) in enumerate(firing.places, first):
+        for place, about in enumerate(firing.places.values(), first):
             begins = dict(zip(RECORD_KEYS, (*about, *time, firing.call), strict=True))
             yield from read(begins, numbers[bounds[place] : bounds[place + 1]])
 
@@ -260,11 +252,13 @@ class GraphObservers:
         site = observer.site
         call = self._calls[site] if site.calls is not None or site.counts_calls else 0
         self._calls[site] += 1
+        action = site.spec.action.action_name
         first = len(self._firings)
+        about = {path: (site.hook_name, site.path, path, action) for path in paths}
         if site.hook_type is OUTPUT_GRAD:
-            self._firings += [_Firing(observer, path, ("",), call) for path in paths]
+            self._firings += [_Firing(observer, path, call, {"": about[path]}) for path in paths]
         else:
-            self._firings.append(_Firing(observer, "", paths, call))
+            self._firings.append(_Firing(observer, "", call, about))
         return first
 
     # ---- while a graph runs --------------------------------------------------------------------------------------
@@ -295,7 +289,7 @@ class GraphObservers:
                 seen.append((firing, first, reading()))
                 policy = observer.policy or policy
                 continue
-            for place, (path, _) in enumerate(firing.places, first):
+            for place, path in enumerate(firing.places, first):
                 observer.report(firing, path, numbers[bounds[place] : bounds[place + 1]])
         if not seen:
             return
@@ -331,7 +325,9 @@ class Observer:
         self.measures = self.when is None and (self.is_forward or site.clock.scaler is None)
         self.can_wait = self.is_forward
         self._group = group
-        self._name = f"{site.hook_name} {site.path}"  # read so that no graph is taken for that of another observer
+        self._name = (
+            f"{site.hook_name} {site.path}"  # read so that no graph is taken for that of another observer
+        )
         self._halves: Halves | None = None
         self._function: Op | None = None
         self.policy = "error" if site.spec.action.value_of(Meaning.POLICY) == "error" else ""
@@ -425,13 +421,13 @@ class Observer:
         site.fired += 1
         if self._is_edit:
             return False
-        site.idle += not firing.paths
+        site.idle += not firing.places
         return not site.sink.muted
 
     def receive(self, number: int, firing: _Firing, tensors: Sequence[Tensor]) -> None:
         """Let the hook act on the tensors that a firing sees."""
         assert self._function is not None
-        for path, tensor in zip(firing.paths, tensors, strict=True):
+        for path, tensor in zip(firing.places, tensors, strict=True):
             self._act(firing, path, self._function, self._unscaled(tensor))
 
     def report(self, firing: _Firing, path: str, numbers: Tensor) -> None:
@@ -473,7 +469,9 @@ class _Capture(Observer):
             require("torch, compiler")
             unknown = unknown_class(form)
             if unknown is not None:
-                what = f"capture sees an object of class {unknown.__name__}, which a graph cannot give to Python"
+                what = (
+                    f"capture sees an object of class {unknown.__name__}, which a graph cannot give to Python"
+                )
                 refusal([Problem(site.spec.where, what, "name a tensor with `target`")])(None)
             number: int = self._number(name, "")
             forms[number] = form

@@ -164,6 +164,38 @@ def test_on_off_and_on_again_is_one_graph(hook: str) -> None:
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])
+def test_a_step_without_due_observers_runs_the_bare_graph(*, checkpointed: bool) -> None:
+    computed: list[list[Any]] = []  # by the graph that was called
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        parts = [part for part in graph.modules() if isinstance(part, torch.fx.GraphModule)]
+        nodes = [node for part in parts for node in part.graph.nodes if node.op.startswith("call")]
+        targets = [node.target for node in nodes if node.target != "detach"]  # which computes nothing
+
+        def call(*values: Any) -> Any:
+            computed.append(targets)
+            return graph(*values)
+
+        return call
+
+    hooks_of = {
+        "s": {**STATS, "when": {"step": {"every": 2}}},
+        "c": {"select": "head", "hook": "forward_pre", "action": "capture", "when": {"step": {"every": 3}}},
+    }
+    with hookrun.hooked(Net(checkpointed=checkpointed), {"hooks": hooks_of}) as hooks:
+        call = hooks.compile(backend=backend, fullgraph=True)
+        for step in range(6):
+            call(batch(step))
+            hooks.step()
+    torch._dynamo.reset()
+    torch.compile(Net(checkpointed=checkpointed), backend=backend, fullgraph=True)(batch(0))
+    *of_steps, bare = computed
+    assert [targets == bare for targets in of_steps] == [False, True, False, False, False, True]
+    assert {record["step"] for record in hooks.records} == {0, 2, 4}
+    assert len(hooks.captures["c"]["head"]) == 2
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
 def test_scheduled_observers_are_in_the_order_of_eager(checkpointed: bool) -> None:
     def loop(model: nn.Module, call: Callable[..., Any]) -> None:
         loss_of(call(batch(0))).backward()
