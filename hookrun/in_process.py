@@ -204,7 +204,7 @@ def _performed(
         for error in outcome.errors:
             raise error
         if outcome.run_dir is not None and code == CHECK:
-            raise CheckFailed(f"stopped: {open_run(outcome.run_dir).status.get('reason')}")
+            raise CheckFailed(f"{outcome.stopped}: {open_run(outcome.run_dir).status.get('reason')}")
         return code, outcome
     except Refusal as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":

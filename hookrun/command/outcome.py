@@ -19,6 +19,7 @@ class Outcome:
     """What one command did.
 
     run_dir:   the directory of a single run that was made, resumed or found done; None where there is none
+    stopped:   what the run is called if its task ends it early, with a reason
     sweep_dir: the directory of a sweep that was launched or found done; None where there is none
     errors:    why the command, or the single run that it made, ended without exit code 0, if exceptions did that
     told:      what else the object of `--json` says, such as a plan
@@ -28,6 +29,7 @@ class Outcome:
     """
 
     run_dir: Path | None = None
+    stopped: str = ""
     sweep_dir: Path | None = None
     errors: list[BaseException] = field(default_factory=list)
     told: dict[str, Any] = field(default_factory=dict)

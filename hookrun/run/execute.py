@@ -53,7 +53,7 @@ def execute(
         stopped = _perform(ready, run_dir)
         _close(run_dir, goal, stopped)
     if stopped is not None:
-        print(f"stopped: {stopped}", file=sys.stderr, flush=True)
+        print(f"{ready.task.stopped}: {stopped}", file=sys.stderr, flush=True)
         return STOPPED
     if not ready.settings.train.checkpoint.keep_done:
         print_failure(partial(remove_states, path))

@@ -77,11 +77,13 @@ class TaskKeys(Section):
     task_name:  the word after `task=`
     is_default: it is the task of an experiment that names none; not inherited
     refuses:    key of another task -> why it contradicts this task; other keys of other tasks are ignored
+    stopped:    what a run is called that this task has ended early, with a reason
     """
 
     task_name: ClassVar[str]
     is_default: ClassVar[bool] = False
     refuses: ClassVar[Mapping[str, str]] = {}
+    stopped: ClassVar[str] = "stopped by a check"
 
     @property
     def name(self) -> str:

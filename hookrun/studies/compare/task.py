@@ -51,6 +51,7 @@ class CompareTask(TaskOfRuns):
     """
 
     task_name: ClassVar[str] = "compare"
+    stopped: ClassVar[str] = "stopped"
 
     other: str | None = None
     by: tuple[Literal["module", "tokens"], ...] = ("module",)
