@@ -88,11 +88,12 @@ class _Directions(NamedTuple):
 
 def _of_some(rows: Tensor, directions: _Directions, count: int) -> Tensor:
     """rows [r, n] -> [r, count + 2]."""
-    first, *others = _buckets(rows, directions).split(count, 1)
-    for other in others:
-        first.narrow(1, 0, other.shape[1]).add_(other)
-    largest = torch.maximum(rows.amax(1, keepdim=True), rows.amin(1, keepdim=True).neg_())
-    return torch.cat([first, _norms(rows), largest], 1)
+    buckets = _buckets(rows, directions)
+    projections = buckets.narrow(1, 0, count)
+    for begin in range(count, directions.buckets, count):
+        others = buckets.narrow(1, begin, min(count, directions.buckets - begin))
+        projections.narrow(1, 0, others.shape[1]).add_(others)
+    return torch.cat([projections, _norms(rows), _largest(rows)], 1)
 
 
 def _buckets(rows: Tensor, directions: _Directions) -> Tensor:
@@ -116,10 +117,20 @@ def _norms(rows: Tensor) -> Tensor:
     count, rest = divmod(rows.shape[1], width)
     if not count or rows.shape[1] == width:
         return torch.linalg.vector_norm(rows, dim=1, keepdim=True)
-    norms = torch.linalg.vector_norm(rows.narrow(1, 0, count * width).unflatten(1, (count, width)), dim=2)
+    whole = rows.narrow(1, 0, count * width) if rest else rows
+    norms = torch.linalg.vector_norm(whole.view(-1, count, width), dim=2)
     if rest:
         norms = torch.cat([norms, _norms(rows.narrow(1, count * width, rest))], 1)
     return _norms(norms)
+
+
+def _largest(rows: Tensor) -> Tensor:
+    """rows [r, n] -> [r, 1]: the largest absolute values."""
+    if len(rows) == 1:
+        least, largest = torch.aminmax(rows)  # one pass, which is slow along a dimension
+    else:
+        least, largest = rows.amin(1), rows.amax(1)
+    return torch.maximum(largest, least.neg_()).view(-1, 1)
 
 
 @lru_cache(maxsize=32)
