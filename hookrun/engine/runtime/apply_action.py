@@ -512,7 +512,7 @@ def _on_part(site: HookSite, function: Op, part: TensorPart) -> Op:
     of = (lambda tensor: part.of(tensor.detach())) if observes else part.of
     if scope == "value":
         if site.spec.keys.tokens is not None:
-            return _observer_of_tokens(site, function, lambda tensor: part.seen(tensor.detach()))
+            return _observer_of_tokens(site, function, of)
         return lambda value: function(copied(value, _with_path(site, value, of)))
     if scope == "together":
         edit = _edit_parts_together if site.spec.action.mixes_rows else _keep_parts_together

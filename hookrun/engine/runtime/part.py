@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import reduce
+from math import prod
 from typing import Any
 
 import torch
@@ -35,10 +36,6 @@ class TensorPart(ABC):
         view, index = self.find(tensor)
         return view[index]
 
-    def seen(self, tensor: Tensor) -> Tensor:
-        """The part of this tensor for an observer: it may share the tensor's memory."""
-        return self.of(tensor)
-
     def put(self, tensor: Tensor, new: Tensor) -> Tensor:
         """A copy of the tensor in which `new` replaces the part."""
         changed = tensor.clone()
@@ -66,10 +63,6 @@ class PartOfPart(TensorPart):
     def find(self, tensor: Tensor) -> tuple[Tensor, Any]:
         """A view of the outer part, and the index of the inner part in it."""
         return self._inner.find(self._outer.of(tensor))
-
-    def seen(self, tensor: Tensor) -> Tensor:
-        """The inner part for an observer: it may share the tensor's memory."""
-        return self._inner.seen(self._outer.of(tensor))
 
     def put(self, tensor: Tensor, new: Tensor) -> Tensor:
         """A copy of the tensor in which `new` replaces the inner part."""
@@ -383,16 +376,10 @@ class TokensPart(TensorPart):
         """The tensor with the position dimensions right after the first one, and the indices of the N positions."""
         indices = self.chosen(tensor).on(tensor.device)
         if self.token_dims == (1,):
+            if tensor.is_contiguous() and len(indices[0]) == prod(tensor.shape[:2]):
+                return tensor.flatten(0, 1), ...  # all rows: an index would copy them one by one
             return tensor, indices
         return tensor.movedim(self.token_dims, tuple(range(1, len(self.token_dims) + 1))), indices
-
-    def seen(self, tensor: Tensor) -> Tensor:
-        """The rows; where all positions are selected, a view: an index would copy them one by one."""
-        view, indices = self.find(tensor)
-        chosen = self._current.chosen
-        if chosen is not None and chosen.is_whole:
-            return view.flatten(0, len(self.token_dims))
-        return view[indices]
 
     def nothing_of(self, tensor: Tensor) -> bool:
         """Whether the current pass computes none of the positions."""

@@ -29,20 +29,12 @@ class Chosen:
     of:        the pass
     sequences: [N]: their indices along the first dimension
     columns:   [N] for each position dimension: their indices along it
-    is_whole:  whether they are all positions
     """
 
     def __init__(
-        self,
-        of: Pass,
-        sequences: Tensor,
-        columns: Sequence[Tensor],
-        rows: Callable[[], TokenRows],
-        *,
-        is_whole: bool,
+        self, of: Pass, sequences: Tensor, columns: Sequence[Tensor], rows: Callable[[], TokenRows]
     ) -> None:
         self.of = of
-        self.is_whole = is_whole
         self._find_rows = rows
         self._indices = (sequences, *columns)
         self._on = dict[torch.device, tuple[Tensor, ...]]()
@@ -128,7 +120,7 @@ def _choose(rule: Rule, of: Pass, sizes: tuple[int, ...], samples: Tensor | None
             ids = of.ids[sequences, places[0]]
         return TokenRows(in_batch, numbers, positions[0], ids, *positions[1:])
 
-    return Chosen(of, sequences, columns, rows, is_whole=len(sequences) == selected.numel())
+    return Chosen(of, sequences, columns, rows)
 
 
 def _start(of: Pass, size: int) -> int:
