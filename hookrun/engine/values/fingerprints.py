@@ -27,7 +27,7 @@ ERROR = 0.25
 """With 64 projections, of 100 estimated norms 95 are within this share of the true ones; with k, sqrt(64 / k) of it."""
 
 _STEP = 2**16  # elements of a row that are added at once
-_AT_ONCE = 2**19  # elements of several rows that are added at once: they stay in the cache of a processor
+_AT_ONCE = 2**20  # elements of several rows that are added at once: they stay in the caches of a processor
 _SIGNS = 2**18  # signs that are stored; in longer rows each step begins at a random one
 _NORM_OF = 4096  # elements of which a norm is taken at once
 _NORM_OF_ON_GPU = 32  # there more are added in an order that depends on the number of rows
