@@ -77,6 +77,17 @@ def test_a_capture_has_a_row_for_each_position() -> None:
         assert again.text == [""] * len(expected)
 
 
+def test_rows_of_all_positions_outlive_a_later_write() -> None:
+    model = nn.Sequential(nn.Embedding(9, WIDTH), nn.ReLU(inplace=True))
+    ids = torch.arange(8).view(2, 4)
+    with torch.no_grad(), hookrun.hooked(model, {"seen": hook("0", "capture", "all")}) as hooks:
+        hooks.tokens(ids)
+        output = model(ids)
+        (rows,) = hooks.captures["seen"]["0"]
+    assert torch.equal(rows, model[0].weight[:8])
+    assert not torch.equal(rows.view(output.shape), output)
+
+
 def test_an_edit_changes_the_chosen_positions_alone() -> None:
     model = Encoder()
     edit = {"select": "first", "hook": "forward", "action": "scale", "factor": 3, "tokens": [0, -1]}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial, reduce
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field
@@ -96,8 +96,6 @@ class Capture(Action):
         changes = self._changes(site)
         if self.keep is None and not changes:
             return keep
-        import torch
-
         from hookrun.engine.values.containers import tensors
 
         rows_of = None if self.keep is None else site.chosen(self.keep)
@@ -112,12 +110,12 @@ class Capture(Action):
 
             def changed(x: Tensor) -> Any:
                 some = x.detach() if rows is None else x.detach()[on_device(rows, x.device)]
-                if not (x.is_floating_point() or x.is_complex()):
-                    return some
-                return reduce(lambda tensor, change: change(tensor), changes, some)
+                if x.is_floating_point() or x.is_complex():
+                    for change in changes:
+                        some = change(some)
+                return some
 
-            with torch.no_grad():
-                keep(site.rebuild(value, changed), rows)
+            keep(site.rebuild(value, changed), rows)
 
         return capture
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import reduce
+from math import prod
 from typing import Any
 
 import torch
@@ -375,6 +376,8 @@ class TokensPart(TensorPart):
         """The tensor with the position dimensions right after the first one, and the indices of the N positions."""
         indices = self.chosen(tensor).on(tensor.device)
         if self.token_dims == (1,):
+            if tensor.is_contiguous() and len(indices[0]) == prod(tensor.shape[:2]):
+                return tensor.flatten(0, 1), ...  # all rows: an index would copy them one by one
             return tensor, indices
         return tensor.movedim(self.token_dims, tuple(range(1, len(self.token_dims) + 1))), indices
 

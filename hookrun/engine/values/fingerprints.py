@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from hashlib import shake_128
-from math import ceil, isqrt, prod
+from math import ceil, gcd, isqrt, prod
 from typing import NamedTuple
 
 import torch
@@ -27,7 +27,7 @@ ERROR = 0.25
 """With 64 projections, of 100 estimated norms 95 are within this share of the true ones; with k, sqrt(64 / k) of it."""
 
 _STEP = 2**16  # elements of a row that are added at once
-_AT_ONCE = 2**19  # elements of several rows that are added at once: they stay in the cache of a processor
+_AT_ONCE = 2**20  # elements of several rows that are added at once: they stay in the caches of a processor
 _SIGNS = 2**18  # signs that are stored; in longer rows each step begins at a random one
 _NORM_OF = 4096  # elements of which a norm is taken at once
 _NORM_OF_ON_GPU = 32  # there more are added in an order that depends on the number of rows
@@ -56,13 +56,11 @@ def fingerprints(x: Tensor, count: int) -> Tensor:
     dtype = torch.promote_types(rows.dtype, torch.float32)
     if is_fake(x) or x.is_meta or 0 in rows.shape:
         return rows.new_zeros(len(rows), count + 2, dtype=dtype)
-    directions = _directions(tuple(real.shape[1:]), count, dtype, rows.device)
     at_once = max(1, _AT_ONCE // rows.shape[1])
-    if len(rows) <= at_once:
-        return _of_some(rows.to(dtype).contiguous(), directions, count)
-    return torch.cat(
-        [_of_some(some.to(dtype).contiguous(), directions, count) for some in rows.split(at_once)]
-    )
+    if len(rows) > at_once:
+        return torch.cat([fingerprints(some, count) for some in x.split(at_once)])
+    directions = _directions(tuple(real.shape[1:]), count, dtype, rows.device)
+    return _of_some(rows.to(dtype).contiguous(), directions, count)
 
 
 def difference(first: Tensor, second: Tensor) -> Difference:
@@ -88,11 +86,11 @@ class _Directions(NamedTuple):
 
 def _of_some(rows: Tensor, directions: _Directions, count: int) -> Tensor:
     """rows [r, n] -> [r, count + 2]."""
-    first, *others = _buckets(rows, directions).split(count, 1)
-    for other in others:
-        first.narrow(1, 0, other.shape[1]).add_(other)
-    largest = torch.maximum(rows.amax(1, keepdim=True), rows.amin(1, keepdim=True).neg_())
-    return torch.cat([first, _norms(rows), largest], 1)
+    buckets = _buckets(rows, directions)
+    projections = buckets.narrow(1, 0, count)
+    for begin in range(count, directions.buckets, count):
+        projections[:, : directions.buckets - begin].add_(buckets[:, begin : begin + count])
+    return torch.cat([projections, _norms(rows), _largest(rows)], 1)
 
 
 def _buckets(rows: Tensor, directions: _Directions) -> Tensor:
@@ -116,10 +114,18 @@ def _norms(rows: Tensor) -> Tensor:
     count, rest = divmod(rows.shape[1], width)
     if not count or rows.shape[1] == width:
         return torch.linalg.vector_norm(rows, dim=1, keepdim=True)
-    norms = torch.linalg.vector_norm(rows.narrow(1, 0, count * width).unflatten(1, (count, width)), dim=2)
+    whole = rows.narrow(1, 0, count * width) if rest else rows
+    norms = torch.linalg.vector_norm(whole.view(-1, count, width), dim=2)
     if rest:
         norms = torch.cat([norms, _norms(rows.narrow(1, count * width, rest))], 1)
     return _norms(norms)
+
+
+def _largest(rows: Tensor) -> Tensor:
+    """rows [r, n] -> [r, 1]: the largest absolute values."""
+    # both in one pass are fast over a whole tensor, and slow along a dimension
+    least, largest = rows.aminmax() if len(rows) == 1 else (rows.amin(1), rows.amax(1))
+    return torch.maximum(largest, least.neg_()).view(-1, 1)
 
 
 @lru_cache(maxsize=32)
@@ -131,31 +137,25 @@ def _directions(shape: tuple[int, ...], count: int, dtype: torch.dtype, device: 
     buckets = _prime(count, shape)
     size = max(buckets, prod(shape))
     width = buckets * ceil(size / (buckets * max(2, ceil(size / _STEP))))
-    begins = [*range(0, size - width, width), size - width]
     signs = _signs(f"{name} signs", min(size, max(_SIGNS, 2 * width))).to(device, dtype)
-    starts = begins
-    if size > len(signs):
-        # steps that share a sign have it in different buckets
-        drawn = _random(f"{name} starts", 4 * len(begins)).view(torch.int32) % ((len(signs) - width) // buckets)
-        starts = [start * buckets + number % buckets for number, start in enumerate(drawn.tolist())]
     parts: list[tuple[int, Tensor]] = []
-    for number, (begin, start) in enumerate(zip(begins, starts, strict=True)):
-        of_part = signs.narrow(0, start, width)
+    for number, begin in enumerate([*range(0, size - width, width), size - width]):
+        start = begin
+        if size > len(signs):
+            # parts that share a sign have it in different buckets
+            drawn = int(_random(f"{name} start {number}", 4).view(torch.int32))
+            start = drawn % ((len(signs) - width) // buckets) * buckets + number % buckets
         doubled = number * width - begin
-        if doubled:
-            of_part = of_part.clone()
-            of_part[:doubled] = 0
-        parts.append((begin, of_part))
+        of_part = signs.narrow(0, start + doubled, width - doubled)
+        parts.append((begin, pad(of_part, (doubled, 0)) if doubled else of_part))
     return _Directions(buckets, width, parts)
 
 
 def _prime(least: int, shape: tuple[int, ...]) -> int:
     """The smallest prime number, at least `least`, that divides no size and no number beside one."""
-    sizes = {each for size in shape for each in (size - 1, size, size + 1) if each}
+    sizes = prod(size * (size + 1) * max(1, size - 1) for size in shape)
     number = max(2, least)
-    while any(number % divisor == 0 for divisor in range(2, isqrt(number) + 1)) or any(
-        size % number == 0 for size in sizes
-    ):
+    while gcd(number, sizes) > 1 or any(number % each == 0 for each in range(2, isqrt(number) + 1)):
         number += 1
     return number
 

@@ -19,7 +19,7 @@ SHAPES = [(10,), (768,), (64, 768), (17, 251), (12, 40, 40), (66, 66), (5000,), 
 
 
 def changes(shape: tuple[int, ...], generator: torch.Generator) -> Iterator[Tensor]:
-    """Differences of two rows: spread, of one channel, token or element, of a block, a diagonal, smooth, of rank one."""
+    """Differences of two rows: spread, of one channel, token or element, of a block, diagonal, smooth, of rank one."""
 
     def normal(*size: int) -> Tensor:
         return torch.randn(size, generator=generator)
