@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hookrun.engine.prove.batch import noting_calls
-from hookrun.engine.prove.trial import Example, on_a_copy
+from hookrun.engine.prove.trial import on_a_copy
 from hookrun.engine.values.containers import rebuild, tensors
 
 FIRST = "first"
@@ -20,8 +20,10 @@ _LARGER = 64
 """The least height of the larger picture: a small map of a small one must grow."""
 
 
-def output_shapes(model: nn.Module, example: Example, path: str) -> list[tuple[int, ...]]:
-    """The shapes of the module's first output tensor with the example, and with larger pictures.
+def output_shapes(
+    model: nn.Module, example: tuple[Sequence[Any], Mapping[str, Any]], path: str
+) -> list[tuple[int, ...]]:
+    """The shapes of the module's first output tensor with the example (args, kwargs), and with larger pictures.
 
     Empty where the model cannot run in a trial; only the first where it takes pictures of one size.
     """

@@ -234,9 +234,7 @@ class Cells:
         self.moved = moved
         self._trials = trials
         self._again = again
-        # the trial of the pass that is stored, with what it is the metric of
-        self._base = trials[0] if again else None
-        self._base_place = "0" if again else PLAIN
+        self._base = trials[0] if again else None  # the trial of the pass that is stored
         self.is_done = False
         self._start = self._draws()
         prepared = context.prepared
@@ -420,7 +418,7 @@ class Cells:
         reading.see(output)
         (stored,) = reading.copies_of(output, 1)
         if is_new or not self._over_split:
-            self._keep([self._base_place], batch, [stored])
+            self._keep(["0" if self._again else PLAIN], batch, [stored])
         after = self._draws()
         if self._against is not None and is_new:
             scores = (
