@@ -307,9 +307,11 @@ class GraphObservers:
 class Observer:
     """One observer: what is traced of it, and what it does with what a graph gives.
 
-    Its numbers are computed inside the graph, where the compiler may fuse them with what computes the tensor. With a
-    schedule the graph gives the tensor itself, and the hook acts on it as outside of a graph: a step in which the
-    schedule does not hold costs next to nothing. So it is for gradients that mixed precision has scaled.
+    Its numbers are computed inside the graph, where the compiler may fuse them with what computes the tensor. `fired`
+    gives the tensor itself if there is a schedule, and the hook acts on it as outside of a graph: a step in which the
+    schedule does not hold costs next to nothing. So it is for gradients that mixed precision has scaled. In a graph of
+    `Installation.compile` the numbers of forward observers are computed there with a schedule too, since a step in
+    which none of them is due runs another graph.
 
     measures: its numbers are computed inside the graph
     can_wait: they can leave the graph later than they are computed; then they are computed there even with a schedule
