@@ -1,0 +1,180 @@
+"""The largest values of units over many rows, with their samples and positions.
+
+What was found is three tensors, values, keys and positions, each [U, n] with the largest first. On the CPU only what is
+beyond the least of them is taken out of a batch, and waits until there is enough of it to be sorted. On an accelerator
+every batch is sorted, since nothing waits for the device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hookrun.engine.values.tensors import on_device
+
+_NO_KEY = 2**62
+"""Greater than the key of any sample."""
+
+_EMPTY = (-math.inf, _NO_KEY, -1)
+"""Value, key and position of a place that is still empty."""
+
+_BLOCK = 32
+"""At most so many rows are passed over together, if their largest values are too small."""
+
+_MOST_WAITING = 64
+"""Batches of which something waits."""
+
+Columns = Sequence[Tensor]
+"""Values, keys and positions; of what waits also, in front of them, units: each [n]."""
+
+
+def none_of(values: Tensor, most: int) -> list[Tensor]:
+    """Before the first row: `most` empty places for each unit. values: [R, U, P], such as it will have"""
+    size = (values.shape[1], most)
+    keys = values.new_full(size, _NO_KEY, dtype=torch.int64)
+    return [values.new_full(size, -math.inf), keys, torch.full_like(keys, -1)]
+
+
+def is_empty(keys: Tensor) -> Tensor:
+    """Which places are still empty."""
+    return keys == _NO_KEY
+
+
+def with_rows(
+    top: Columns, waiting: Sequence[Columns], values: Tensor, keys: Tensor, positions: Tensor | None
+) -> tuple[Columns, Sequence[Columns]]:
+    """The largest and what waits, together with rows; see `SeenRows`."""
+    values, keys, positions = _by_sample(values, keys, positions)
+    best = values.amax(2) if values.shape[2] > 1 else values[:, :, 0]
+    if not best.is_cpu:
+        found = on_device(positions, best.device).gather(1, values.argmax(2))
+        of_rows = on_device(keys, best.device)[:, None].expand_as(best)
+        return merged(top, [best.T, of_rows.T, found.T]), waiting
+    rows, units = _entering(top, best, keys)
+    if not len(rows):
+        return top, waiting
+    places = values[rows, units].argmax(1)
+    waiting = [*waiting, (units, best[rows, units], keys[rows], positions[rows, places])]
+    count = sum(len(columns[0]) for columns in waiting)
+    if len(waiting) < _MOST_WAITING and count < top[0].numel():
+        return top, waiting
+    return settled(top, waiting), []
+
+
+def _by_sample(values: Tensor, keys: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """[S, U, P], a row for each sample, with the places of all its rows; [S], the keys; [S, P], the positions."""
+    if positions is None:
+        positions = torch.arange(values.shape[2], device="cpu").expand(len(values), -1)
+    else:
+        positions = positions[:, None].expand(-1, values.shape[2])
+    if bool((keys[1:] > keys[:-1]).all()):  # faster than to sort them
+        return values, keys, positions
+    samples, sample_of = keys.unique(return_inverse=True)
+    if len(samples) == len(keys):
+        return values, keys, positions
+    sample_of, order = sample_of.sort(stable=True)
+    number = _numbers(sample_of)
+    size = (len(samples), int(number.max()) + 1)
+    place = sample_of * size[1] + number
+    spread = values.new_full((math.prod(size), *values.shape[1:]), -math.inf)
+    spread = spread.index_copy(0, on_device(place, values.device), values[on_device(order, values.device)])
+    positions_spread = positions.new_full((len(spread), values.shape[2]), -1)
+    positions_spread = positions_spread.index_copy(0, place, positions[order])
+    values = spread.unflatten(0, size).movedim(1, 2).flatten(2)
+    return values, samples, positions_spread.view(len(samples), -1)
+
+
+def _numbers(groups: Tensor) -> Tensor:
+    """[n]: how many of the same group stand before each. groups: [n] int64, ascending"""
+    counts = groups.bincount()
+    firsts = counts.cumsum(0) - counts
+    return torch.arange(len(groups), device="cpu") - firsts[groups]
+
+
+def _entering(top: Columns, best: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+    """Row and unit of the values [S, U] that may be among the largest; those of a unit in the order of rows."""
+    most = top[0].shape[1]
+    least = _least(top[0][:, -1])
+    least_key = top[1][:, -1]
+    may_be_tied = bool((keys.min() < least_key).any())
+    sizes = range(1, min(_BLOCK, len(best) // most) + 1)
+    size = max((size for size in sizes if len(best) % size == 0), default=1)
+    blocks = best.unflatten(0, (-1, size)).amax(1)
+    block, units = _reaching(least, blocks, may_be_tied=may_be_tied)
+    if len(units) > top[0].numel() and len(blocks) >= most:  # they rule out each other
+        of_blocks = _least(blocks.topk(most, 0).values[-1])
+        least_key = least_key.where(of_blocks <= least, _NO_KEY)
+        least = least.maximum(of_blocks)
+        may_be_tied = True
+        block, units = _reaching(least, blocks, may_be_tied=True)
+    if not len(units):
+        return block, units
+    rows = block[:, None] * size + torch.arange(size, device="cpu")
+    place, number = _reaching(least[units, None], best[rows, units[:, None]], may_be_tied=may_be_tied)
+    rows = rows[place, number]
+    units = units[place]
+    if may_be_tied:
+        is_tied = best[rows, units] == least[units]
+        is_later = keys[rows] >= least_key[units]
+        enters = (is_tied & is_later).logical_not_()
+        rows = rows[enters]
+        units = units[enters]
+    return rows, units
+
+
+def _least(values: Tensor) -> Tensor:
+    """What a value has to reach that may not be below these. Nothing is above NaN."""
+    return values.nan_to_num(math.inf, math.inf, -math.inf)
+
+
+def _reaching(least: Tensor, values: Tensor, *, may_be_tied: bool) -> tuple[Tensor, ...]:
+    """The indices of values that are above the least, or if they may be tied equal to it; also of NaN."""
+    stays_below = torch.lt if may_be_tied else torch.le  # neither holds for NaN
+    return stays_below(values, least).logical_not_().nonzero(as_tuple=True)
+
+
+def settled(top: Columns, waiting: Sequence[Columns]) -> Columns:
+    """The largest, of what waits too."""
+    if not waiting:
+        return top
+    units, *columns = [torch.cat(parts) for parts in zip(*waiting, strict=True)]
+    units, order = units.sort(stable=True)
+    changed, unit_of = units.unique_consecutive(return_inverse=True)
+    number = _numbers(unit_of)
+    size = (len(changed), int(number.max()) + 1)
+    tables = list[Tensor]()
+    for column, fill in zip(columns, _EMPTY, strict=True):
+        table = column.new_full(size, fill)
+        table[unit_of, number] = column[order]
+        tables.append(table)
+    of_changed = merged([column[changed] for column in top], tables)
+    pairs = zip(top, of_changed, strict=True)
+    return [column.index_copy(0, changed, new) for column, new in pairs]
+
+
+def merged(one: Columns, other: Columns) -> list[Tensor]:
+    """The largest of both, as many as in the first: at most one of a sample, of equal ones those of smaller samples.
+
+    Of equal ones of a sample the first stays. As in torch.topk, NaN counts as larger than any number.
+    """
+    columns = [torch.cat(pair, 1) for pair in zip(one, other, strict=True)]
+    columns = _sorted(columns, 0, descending=True)
+    columns = _sorted(columns, 1)
+    keys = columns[1]
+    is_again = torch.zeros_like(keys, dtype=torch.bool)
+    is_again[:, 1:] = keys[:, 1:] == keys[:, :-1]  # the sample has a larger value
+    pairs = zip(columns, _EMPTY, strict=True)
+    columns = [column.masked_fill(is_again, fill) for column, fill in pairs]
+    columns = _sorted(columns, 1)  # an empty place is behind a sample with -inf
+    columns = _sorted(columns, 0, descending=True)
+    most = one[0].shape[1]
+    return [column[:, :most].clone() for column in columns]  # not views, which would hold the rest
+
+
+def _sorted(columns: Columns, by: int, *, descending: bool = False) -> list[Tensor]:
+    """The tensors [U, n], each row in the order of that of one of them; equal ones stay in their order."""
+    order = columns[by].sort(dim=1, descending=descending, stable=True).indices
+    return [column.gather(1, order) for column in columns]
