@@ -22,7 +22,7 @@ _EMPTY = (-math.inf, _NO_KEY, -1)
 """Value, key and position of a place that is still empty."""
 
 _BLOCK = 32
-"""At most so many rows are passed over together, if their largest values are too small."""
+"""Rows that are passed over together if their largest value is too small: at most so many, and a multiple of 4."""
 
 _MOST_WAITING = 64
 """Batches of which something waits."""
@@ -100,9 +100,8 @@ def _entering(top: Columns, best: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]
     least = _least(top[0][:, -1])
     least_key = top[1][:, -1]
     may_be_tied = bool((keys.min() < least_key).any())
-    sizes = range(1, min(_BLOCK, len(best) // most) + 1)
-    size = max((size for size in sizes if len(best) % size == 0), default=1)
-    blocks = best.unflatten(0, (-1, size)).amax(1)
+    in_blocks = best.unflatten(0, (-1, _block_size(len(best), most)))
+    blocks = in_blocks.amax(1)
     block, units = _reaching(least, blocks, may_be_tied=may_be_tied)
     if len(units) > top[0].numel() and len(blocks) >= most:  # they rule out each other
         of_blocks = _least(blocks.topk(most, 0).values[-1])
@@ -112,9 +111,8 @@ def _entering(top: Columns, best: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]
         block, units = _reaching(least, blocks, may_be_tied=True)
     if not len(units):
         return block, units
-    rows = block[:, None] * size + torch.arange(size, device="cpu")
-    place, number = _reaching(least[units, None], best[rows, units[:, None]], may_be_tied=may_be_tied)
-    rows = rows[place, number]
+    place, number = _reaching(least[units, None], in_blocks[block, :, units], may_be_tied=may_be_tied)
+    rows = block[place] * in_blocks.shape[1] + number
     units = units[place]
     if may_be_tied:
         is_tied = best[rows, units] == least[units]
@@ -123,6 +121,12 @@ def _entering(top: Columns, best: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]
         rows = rows[enters]
         units = units[enters]
     return rows, units
+
+
+def _block_size(rows: int, most: int) -> int:
+    """How many rows make a block: they divide the rows, and where they can leave `most` blocks."""
+    largest = min(_BLOCK, rows // most // 4 * 4)
+    return next((size for size in range(largest, 0, -4) if rows % size == 0), 1)
 
 
 def _least(values: Tensor) -> Tensor:
