@@ -165,17 +165,32 @@ def merged(one: Columns, other: Columns) -> list[Tensor]:
     Of equal ones of a sample the first stays. As in torch.topk, NaN counts as larger than any number.
     """
     columns = [torch.cat(pair, 1) for pair in zip(one, other, strict=True)]
+    if columns[0].is_cpu:
+        columns = _sorted(columns, 1)
+        if bool(_repeats(columns[1]).any()):
+            columns = _distinct(columns)
+    else:
+        columns = _distinct(columns)
+    order = columns[0].sort(dim=1, descending=True, stable=True).indices
+    order = order[:, : one[0].shape[1]]
+    return [column.gather(1, order) for column in columns]
+
+
+def _distinct(columns: Columns) -> list[Tensor]:
+    """In the order of keys, with empty places, which are last, instead of what its sample has a larger value than."""
     columns = _sorted(columns, 0, descending=True)
     columns = _sorted(columns, 1)
-    keys = columns[1]
-    is_again = torch.zeros_like(keys, dtype=torch.bool)
-    is_again[:, 1:] = keys[:, 1:] == keys[:, :-1]  # the sample has a larger value
+    is_again = _repeats(columns[1])
     pairs = zip(columns, _EMPTY, strict=True)
     columns = [column.masked_fill(is_again, fill) for column, fill in pairs]
-    columns = _sorted(columns, 1)  # an empty place is behind a sample with -inf
-    columns = _sorted(columns, 0, descending=True)
-    most = one[0].shape[1]
-    return [column[:, :most].clone() for column in columns]  # not views, which would hold the rest
+    return _sorted(columns, 1)
+
+
+def _repeats(keys: Tensor) -> Tensor:
+    """Which keys stand next to the same. keys: [U, n], in ascending order"""
+    is_again = torch.zeros_like(keys, dtype=torch.bool)
+    is_again[:, 1:] = keys[:, 1:] == keys[:, :-1]
+    return is_again & (keys != _NO_KEY)
 
 
 def _sorted(columns: Columns, by: int, *, descending: bool = False) -> list[Tensor]:
