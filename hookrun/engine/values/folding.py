@@ -58,11 +58,11 @@ class SeenRows:
     keys: Tensor
     positions: Tensor | None = None
 
-    def at(self, rows: Tensor | slice) -> SeenRows:
+    def at(self, rows: Tensor) -> SeenRows:
         """Some of the rows. rows: their indices, [k] int64 on the CPU"""
         positions = None if self.positions is None else self.positions[rows]
-        of_values = rows if isinstance(rows, slice) else on_device(rows, self.values.device)
-        return SeenRows(self.values[of_values], self.keys[rows], positions)
+        values = self.values[on_device(rows, self.values.device)]
+        return SeenRows(values, self.keys[rows], positions)
 
 
 def keys_of(samples: Tensor, split: str | None) -> Tensor:
@@ -72,21 +72,12 @@ def keys_of(samples: Tensor, split: str | None) -> Tensor:
 
 def _moments(values: Tensor, *, has_products: bool) -> Sums:
     """Count, sum and products of rows."""
-    block = _CACHED if values.is_cpu and not has_products else _BLOCK
-    parts = values.split(max(block // values[0].numel(), 1))
-    moments = _moments_of_part(parts[0], has_products=has_products)
-    for part in parts[1:]:
-        moments = _merged_moments(moments, _moments_of_part(part, has_products=has_products))
-    return moments
-
-
-def _moments_of_part(part: Tensor, *, has_products: bool) -> dict[str, Any]:
-    part = part.double()
-    count = part[:, 0].numel()
-    total = part.sum((0, 2))
+    values = values.double()
+    count = values[:, 0].numel()
+    total = values.sum((0, 2))
     moments: dict[str, Any] = {"count": count, "sum": total}
     if has_products:
-        apart = part.movedim(1, 0).flatten(1)
+        apart = values.movedim(1, 0).flatten(1)
         apart = apart - total[:, None] / count
         moments["products"] = apart @ apart.T
     return moments
@@ -139,7 +130,7 @@ class Wanted:
     at: tuple[float, ...] = ()
 
     def size(self, units: int) -> int:
-        """The bytes that it takes for so many units; of quantiles those of ten levels."""
+        """The bytes that it takes for so many units; of quantiles those of ten levels, of `top` without what waits."""
         sketch = 4 * HALF * 12 if self.at else 0
         products = 8 * units if self.cov else 0
         return units * (8 + 24 * self.top + sketch + products)
@@ -176,15 +167,20 @@ def _nothing(wanted: Wanted, values: Tensor) -> Sums:
 def _with_rows(before: Sums, seen: SeenRows) -> Sums:
     """What there is, with that of more rows."""
     values = seen.values
-    sums = _merged_moments(before, _moments(values, has_products="products" in before))
+    sums = dict(before)
+    has_products = "products" in before
+    block = _CACHED if values.is_cpu and not has_products else _BLOCK
+    for rows in values.split(max(block // values[0].numel(), 1)):
+        sums |= _merged_moments(sums, _moments(rows, has_products=has_products))
     if "top" in before:
         waiting = before.get("waiting", ())
-        sums["top"], sums["waiting"] = largest.with_rows(
-            before["top"], waiting, values, seen.keys, seen.positions
-        )
+        top, waiting = largest.with_rows(before["top"], waiting, values, seen.keys, seen.positions)
+        sums |= {"top": top, "waiting": waiting}
     if "levels" in before:
         flat = values.movedim(1, 0).flatten(1)
-        sums |= _merged_levels(before, [flat if flat.dtype is torch.float64 else flat.float()])
+        if flat.dtype is not torch.float64:
+            flat = flat.float()
+        sums |= _merged_levels(before, [flat])
     return sums
 
 

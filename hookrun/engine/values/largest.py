@@ -48,16 +48,18 @@ def with_rows(
 ) -> tuple[Columns, Sequence[Columns]]:
     """The largest and what waits, together with rows; see `SeenRows`."""
     values, keys, positions = _by_sample(values, keys, positions)
-    best = values.amax(2) if values.shape[2] > 1 else values[:, :, 0]
+    best = values.amax(2) if values.shape[2] > 1 else values.squeeze(2)
     if not best.is_cpu:
-        found = on_device(positions, best.device).gather(1, values.argmax(2))
-        of_rows = on_device(keys, best.device)[:, None].expand_as(best)
-        return merged(top, [best.T, of_rows.T, found.T]), waiting
+        places = values.argmax(2)
+        positions = on_device(positions, best.device).gather(1, places)
+        keys = on_device(keys, best.device)
+        return merged(top, [best.T, keys.expand(best.T.shape), positions.T]), waiting
     rows, units = _entering(top, best, keys)
     if not len(rows):
         return top, waiting
     places = values[rows, units].argmax(1)
-    waiting = [*waiting, (units, best[rows, units], keys[rows], positions[rows, places])]
+    entering = (units, best[rows, units], keys[rows], positions[rows, places])
+    waiting = [*waiting, entering]
     count = sum(len(columns[0]) for columns in waiting)
     if len(waiting) < _MOST_WAITING and count < top[0].numel():
         return top, waiting
@@ -66,32 +68,36 @@ def with_rows(
 
 def _by_sample(values: Tensor, keys: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """[S, U, P], a row for each sample, with the places of all its rows; [S], the keys; [S, P], the positions."""
+    places = values.shape[2]
     if positions is None:
-        positions = torch.arange(values.shape[2], device="cpu").expand(len(values), -1)
+        positions = torch.arange(places, device="cpu").expand(len(values), places)
     else:
-        positions = positions[:, None].expand(-1, values.shape[2])
-    if bool((keys[1:] > keys[:-1]).all()):  # faster than to sort them
+        positions = positions.unsqueeze(1).expand(len(values), places)
+    if bool((keys.diff() > 0).all()):  # faster than to sort them
         return values, keys, positions
     samples, sample_of = keys.unique(return_inverse=True)
     if len(samples) == len(keys):
         return values, keys, positions
     sample_of, order = sample_of.sort(stable=True)
-    number = _numbers(sample_of)
-    size = (len(samples), int(number.max()) + 1)
-    place = sample_of * size[1] + number
-    spread = values.new_full((math.prod(size), *values.shape[1:]), -math.inf)
-    spread = spread.index_copy(0, on_device(place, values.device), values[on_device(order, values.device)])
-    positions_spread = positions.new_full((len(spread), values.shape[2]), -1)
-    positions_spread = positions_spread.index_copy(0, place, positions[order])
-    values = spread.unflatten(0, size).movedim(1, 2).flatten(2)
-    return values, samples, positions_spread.view(len(samples), -1)
+    positions = _by_group(positions[order], sample_of, -1)
+    order = on_device(order, values.device)
+    values = _by_group(values[order], sample_of, -math.inf)
+    return values.movedim(1, 2).flatten(2), samples, positions.flatten(1)
 
 
-def _numbers(groups: Tensor) -> Tensor:
-    """[n]: how many of the same group stand before each. groups: [n] int64, ascending"""
+def _by_group(x: Tensor, groups: Tensor, fill: float) -> Tensor:
+    """[G, most, ...]: the elements [N, ...] of each group in their order, and behind them `fill`.
+
+    groups: [N] int64 on the CPU, from 0 and ascending
+    """
     counts = groups.bincount()
     firsts = counts.cumsum(0) - counts
-    return torch.arange(len(groups), device="cpu") - firsts[groups]
+    places = torch.arange(len(groups), device="cpu")
+    places = on_device(places - firsts[groups], x.device)
+    most = int(counts.max())
+    found = x.new_full((len(counts), most, *x.shape[1:]), fill)
+    found[on_device(groups, x.device), places] = x
+    return found
 
 
 def _entering(top: Columns, best: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
@@ -100,19 +106,24 @@ def _entering(top: Columns, best: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]
     least = _least(top[0][:, -1])
     least_key = top[1][:, -1]
     may_be_tied = bool((keys.min() < least_key).any())
-    in_blocks = best.unflatten(0, (-1, _block_size(len(best), most)))
+    size = _block_size(len(best), most)
+    in_blocks = best.unflatten(0, (-1, size))
     blocks = in_blocks.amax(1)
-    block, units = _reaching(least, blocks, may_be_tied=may_be_tied)
+    stays_below = torch.lt if may_be_tied else torch.le  # neither holds for NaN
+    block, units = _where_not(stays_below(blocks, least))
     if len(units) > top[0].numel() and len(blocks) >= most:  # they rule out each other
-        of_blocks = _least(blocks.topk(most, 0).values[-1])
-        least_key = least_key.where(of_blocks <= least, _NO_KEY)
-        least = least.maximum(of_blocks)
+        largest = blocks.topk(most, 0).values
+        least_here = _least(largest[-1])
+        least_key = least_key.where(least_here <= least, _NO_KEY)
+        least = least.maximum(least_here)
         may_be_tied = True
-        block, units = _reaching(least, blocks, may_be_tied=True)
+        stays_below = torch.lt
+        block, units = _where_not(blocks < least)
     if not len(units):
         return block, units
-    place, number = _reaching(least[units, None], in_blocks[block, :, units], may_be_tied=may_be_tied)
-    rows = block[place] * in_blocks.shape[1] + number
+    values = in_blocks[block, :, units]
+    place, number = _where_not(stays_below(values, least[units, None]))
+    rows = block[place] * size + number
     units = units[place]
     if may_be_tied:
         is_tied = best[rows, units] == least[units]
@@ -126,7 +137,10 @@ def _entering(top: Columns, best: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]
 def _block_size(rows: int, most: int) -> int:
     """How many rows make a block: they divide the rows, and where they can leave `most` blocks."""
     largest = min(_BLOCK, rows // most // 4 * 4)
-    return next((size for size in range(largest, 0, -4) if rows % size == 0), 1)
+    for size in range(largest, 0, -4):
+        if rows % size == 0:
+            return size
+    return 1
 
 
 def _least(values: Tensor) -> Tensor:
@@ -134,29 +148,23 @@ def _least(values: Tensor) -> Tensor:
     return values.nan_to_num(math.inf, math.inf, -math.inf)
 
 
-def _reaching(least: Tensor, values: Tensor, *, may_be_tied: bool) -> tuple[Tensor, ...]:
-    """The indices of values that are above the least, or if they may be tied equal to it; also of NaN."""
-    stays_below = torch.lt if may_be_tied else torch.le  # neither holds for NaN
-    return stays_below(values, least).logical_not_().nonzero(as_tuple=True)
+def _where_not(is_below: Tensor) -> tuple[Tensor, ...]:
+    return is_below.logical_not_().nonzero(as_tuple=True)
 
 
-def settled(top: Columns, waiting: Sequence[Columns]) -> Columns:
+def settled(top: Columns, waiting: Sequence[Columns]) -> list[Tensor]:
     """The largest, of what waits too."""
-    if not waiting:
-        return top
     units, *columns = [torch.cat(parts) for parts in zip(*waiting, strict=True)]
     units, order = units.sort(stable=True)
     changed, unit_of = units.unique_consecutive(return_inverse=True)
-    number = _numbers(unit_of)
-    size = (len(changed), int(number.max()) + 1)
-    tables = list[Tensor]()
+    before = [column[changed] for column in top]
+    entering = list[Tensor]()
     for column, fill in zip(columns, _EMPTY, strict=True):
-        table = column.new_full(size, fill)
-        table[unit_of, number] = column[order]
-        tables.append(table)
-    of_changed = merged([column[changed] for column in top], tables)
-    pairs = zip(top, of_changed, strict=True)
-    return [column.index_copy(0, changed, new) for column, new in pairs]
+        entering.append(_by_group(column[order], unit_of, fill))
+    found = list[Tensor]()
+    for column, new in zip(top, merged(before, entering), strict=True):
+        found.append(column.to(new.dtype).index_copy(0, changed, new))
+    return found
 
 
 def merged(one: Columns, other: Columns) -> list[Tensor]:
@@ -164,6 +172,7 @@ def merged(one: Columns, other: Columns) -> list[Tensor]:
 
     Of equal ones of a sample the first stays. As in torch.topk, NaN counts as larger than any number.
     """
+    most = one[0].shape[1]
     columns = [torch.cat(pair, 1) for pair in zip(one, other, strict=True)]
     if columns[0].is_cpu:
         columns = _sorted(columns, 1)
@@ -171,9 +180,7 @@ def merged(one: Columns, other: Columns) -> list[Tensor]:
             columns = _distinct(columns)
     else:
         columns = _distinct(columns)
-    order = columns[0].sort(dim=1, descending=True, stable=True).indices
-    order = order[:, : one[0].shape[1]]
-    return [column.gather(1, order) for column in columns]
+    return _sorted(columns, 0, most, descending=True)
 
 
 def _distinct(columns: Columns) -> list[Tensor]:
@@ -181,19 +188,24 @@ def _distinct(columns: Columns) -> list[Tensor]:
     columns = _sorted(columns, 0, descending=True)
     columns = _sorted(columns, 1)
     is_again = _repeats(columns[1])
-    pairs = zip(columns, _EMPTY, strict=True)
-    columns = [column.masked_fill(is_again, fill) for column, fill in pairs]
-    return _sorted(columns, 1)
+    distinct = list[Tensor]()
+    for column, fill in zip(columns, _EMPTY, strict=True):
+        distinct.append(column.masked_fill(is_again, fill))
+    return _sorted(distinct, 1)
 
 
 def _repeats(keys: Tensor) -> Tensor:
     """Which keys stand next to the same. keys: [U, n], in ascending order"""
     is_again = torch.zeros_like(keys, dtype=torch.bool)
-    is_again[:, 1:] = keys[:, 1:] == keys[:, :-1]
+    is_again[:, 1:] = keys.diff() == 0
     return is_again & (keys != _NO_KEY)
 
 
-def _sorted(columns: Columns, by: int, *, descending: bool = False) -> list[Tensor]:
-    """The tensors [U, n], each row in the order of that of one of them; equal ones stay in their order."""
+def _sorted(columns: Columns, by: int, most: int | None = None, *, descending: bool = False) -> list[Tensor]:
+    """The tensors [U, n], each row in the order of that of one of them; equal ones stay in their order.
+
+    most: so many of each row; None: all
+    """
     order = columns[by].sort(dim=1, descending=descending, stable=True).indices
+    order = order[:, :most]
     return [column.gather(1, order) for column in columns]
