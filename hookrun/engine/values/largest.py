@@ -34,8 +34,10 @@ Columns = Sequence[Tensor]
 def none_of(values: Tensor, most: int) -> list[Tensor]:
     """Before the first row: `most` empty places for each unit. values: [R, U, P], such as it will have"""
     size = (values.shape[1], most)
+    least = values.new_full(size, -math.inf)
     keys = values.new_full(size, _NO_KEY, dtype=torch.int64)
-    return [values.new_full(size, -math.inf), keys, torch.full_like(keys, -1)]
+    positions = torch.full_like(keys, -1)
+    return [least, keys, positions]
 
 
 def is_empty(keys: Tensor) -> Tensor:
@@ -53,7 +55,9 @@ def with_rows(
         places = values.argmax(2)
         positions = on_device(positions, best.device).gather(1, places)
         keys = on_device(keys, best.device)
-        return merged(top, [best.T, keys.expand(best.T.shape), positions.T]), waiting
+        of_units = best.T
+        rows_of_units = [of_units, keys.expand(of_units.shape), positions.T]
+        return merged(top, rows_of_units), waiting
     rows, units = _entering(top, best, keys)
     if not len(rows):
         return top, waiting
@@ -96,24 +100,27 @@ def _by_group(x: Tensor, groups: Tensor, fill: float) -> Tensor:
     places = on_device(places - firsts[groups], x.device)
     most = int(counts.max())
     found = x.new_full((len(counts), most, *x.shape[1:]), fill)
-    found[on_device(groups, x.device), places] = x
+    groups = on_device(groups, x.device)
+    found[groups, places] = x
     return found
 
 
 def _entering(top: Columns, best: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
     """Row and unit of the values [S, U] that may be among the largest; those of a unit in the order of rows."""
-    most = top[0].shape[1]
-    least = _least(top[0][:, -1])
-    least_key = top[1][:, -1]
+    largest, largest_keys, _ = top
+    most = largest.shape[1]
+    least = _least(largest[:, -1])
+    least_key = largest_keys[:, -1]
     may_be_tied = bool((keys.min() < least_key).any())
     size = _block_size(len(best), most)
     in_blocks = best.unflatten(0, (-1, size))
     blocks = in_blocks.amax(1)
     stays_below = torch.lt if may_be_tied else torch.le  # neither holds for NaN
     block, units = _where_not(stays_below(blocks, least))
-    if len(units) > top[0].numel() and len(blocks) >= most:  # they rule out each other
-        largest = blocks.topk(most, 0).values
-        least_here = _least(largest[-1])
+    are_many = len(units) > largest.numel()
+    if are_many and len(blocks) >= most:  # they rule out each other
+        of_blocks = blocks.topk(most, 0).values
+        least_here = _least(of_blocks[-1])
         least_key = least_key.where(least_here <= least, _NO_KEY)
         least = least.maximum(least_here)
         may_be_tied = True
@@ -136,7 +143,8 @@ def _entering(top: Columns, best: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]
 
 def _block_size(rows: int, most: int) -> int:
     """How many rows make a block: they divide the rows, and where they can leave `most` blocks."""
-    largest = min(_BLOCK, rows // most // 4 * 4)
+    rows_of_each = rows // most
+    largest = min(_BLOCK, rows_of_each - rows_of_each % 4)
     for size in range(largest, 0, -4):
         if rows % size == 0:
             return size
