@@ -39,7 +39,7 @@ MOST_LABELS = 1000
 _BLOCK = 2**22
 """Elements whose deviations from their mean are computed at a time."""
 
-_CACHED = 2**19
+_CACHED = 2**18
 """Elements that the CPU adds up at a time: their copies in float64 stay in the cache."""
 
 Sums = Mapping[str, Any]
