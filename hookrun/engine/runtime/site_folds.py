@@ -124,7 +124,7 @@ class SiteFolds(SiteRecords):
             samples = self._numbered(count)
         elif matching is None and len(samples) != count:
             raise ValueError(f"the value has {count} rows, and the batch has {len(samples)} samples")
-        numbers = samples[places]
+        numbers = samples if matching is None else samples[places]
         return TokenRows(places, numbers, numbers, numbers)
 
     def _numbered(self, count: int) -> Tensor:
