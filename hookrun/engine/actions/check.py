@@ -351,8 +351,11 @@ class LastPassed:
     """The tensors that passed each check in the current pass through the model, from the records of checks.
 
     A new pass begins with a new step, or when the same tensor is checked again.
+
+    without_order: hooks whose checks do not come in the order of the computation: nothing is before another one
     """
 
+    without_order: set[str] = field(default_factory=set)
     _passed: dict[str, dict[tuple[Any, ...], None]] = field(default_factory=dict)
 
     def before(self, record: Mapping[str, Any]) -> str | None:
@@ -360,6 +363,8 @@ class LastPassed:
 
         A record of a check that passed is noted.
         """
+        if record["hook"] in self.without_order:
+            return None
         when = record["mode"], record["epoch"], record["step"]
         module = f"{record['module'] or '(root)'} ({record.get('class', '')})"
         checked = (module, record["path"], record["call"], when)

@@ -26,7 +26,8 @@ class SparseAutoencoder(Action):
 
     Hooks with `select: "hook:NAME.features"` see and edit the features [..., d_sae] of the hook NAME, those with
     `select: "hook:NAME.error"` the error. If a module returns or gets several tensors, the first one of floating point
-    is meant, unless `target` names another. It computes in the dtype of cfg.json, also under autocast.
+    is meant, unless `target` names another. It computes in the dtype of cfg.json, also under autocast. With
+    `constant_norm_rescale` a vector of zeros becomes NaN, as in SAELens, since it is divided by its norm.
     """
 
     action_name = "sparse_autoencoder"

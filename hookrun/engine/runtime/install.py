@@ -354,6 +354,9 @@ class Installation(Shown):
         compiled graphs (`torch.compiler.reset`) and compiles graphs for this installation alone. Direct calls of the
         model, without the returned function, use torch's ordinary hook dispatch from then on.
 
+        Gradients of parameters are seen after the whole backward pass, in an order that says nothing about where they
+        were computed: a check of them names no `last_good`.
+
         Raises CompileError that lists every hook that cannot be part of a compiled graph.
         """
         problems = uncompilable(self.plan)
@@ -366,6 +369,9 @@ class Installation(Shown):
             if (options.get("options") or {}).get(_CUDA_GRAPHS_OPTION):
                 problems.append(Problem("options", f"{_CUDA_GRAPHS_OPTION} {what}", "leave it out"))
         refuse(problems, CompileError)
+        for site in self.sites:
+            if site.hook_type.on == "parameter" and site.hook_type.phase == "backward":
+                self.sink.last_good.without_order.add(site.hook_name)
         torch.compiler.reset()
         hooked_model = self._model  # the filter of guards in `graph_backend` knows it by this name
         call_through_torch(hooked_model.modules())

@@ -52,13 +52,19 @@ class SiteFolds(SiteRecords):
         shape = list(rows.shape) if of_tokens else list(rows.movedim(0, batch).shape)
         if not found:
             could = " or ".join(map(str, others)) or "none (use per: element)"
-            hint = "" if of_tokens or len(others) != 2 else "; for a sequence write tokens: all"
-            wrong = "" if dim is None else f"dim: {dim} cannot have channels: "
+            hint = ""
+            wrong = ""
+            if len(others) == 2 and not of_tokens:
+                hint = "; for a sequence write tokens: all"
+            if dim is not None:
+                wrong = f"dim: {dim} cannot have channels: "
             raise ValueError(
                 f"{wrong}the dimension `dim` of channels of a value {shape} may be {could}{hint}"
             )
         row_dim = others.index(found[0]) + 1
-        text = f"of {shape}" if not of_tokens else f"of a sequence, {rows.shape[row_dim]} for each token"
+        text = f"of {shape}"
+        if of_tokens:
+            text = f"of a sequence, {rows.shape[row_dim]} for each token"
         if is_taken:
             text += f" is taken, since {type(self.module).__name__} does not show which one it is (`dim` names another)"
         return row_dim, f"channels: dimension {found[0]} {text}"
@@ -67,9 +73,8 @@ class SiteFolds(SiteRecords):
         """Whether the module is one of these kinds as torch has it, and the hook sees its value whole."""
         keys = self.spec.keys
         is_whole = keys.index is None and keys.heads is None
-        return (
-            is_whole and isinstance(self.module, kinds) and type(self.module).__module__.startswith("torch.")
-        )
+        is_of_torch = type(self.module).__module__.startswith("torch.")
+        return is_whole and is_of_torch and isinstance(self.module, kinds)
 
     def accumulate(self, values: Tensor, units: Sequence[int], places: Sequence[int], text: str) -> None:
         assert self.fold is not None
@@ -97,9 +102,8 @@ class SiteFolds(SiteRecords):
         rows = self._rows_seen(len(values))
         positions = rows.positions if self.spec.keys.tokens is not None else None
         labels = self._labels_of(rows.samples) if self.spec.action.by_label else None
-        self.fold.add(
-            SeenRows(values, keys_of(rows.numbers, self.sink.split), positions), units, places, labels
-        )
+        keys = keys_of(rows.numbers, self.sink.split)
+        self.fold.add(SeenRows(values, keys, positions), units, places, labels)
 
     def _rows_seen(self, count: int) -> TokenRows:
         """The sample of each row that the action is given, and under `tokens` its token."""
@@ -108,7 +112,9 @@ class SiteFolds(SiteRecords):
         if self.spec.keys.tokens is not None and current.chosen is not None:
             rows = current.chosen.rows
             return rows if matching is None else rows.at(matching)
-        samples = self.clock.samples if self.clock.samples is not None else self.sink.counted
+        samples = self.clock.samples
+        if samples is None:
+            samples = self.sink.counted
         places = torch.arange(count, device="cpu") if matching is None else matching
         if samples is None:
             if matching is not None:
@@ -118,7 +124,7 @@ class SiteFolds(SiteRecords):
             samples = self._numbered(count)
         elif matching is None and len(samples) != count:
             raise ValueError(f"the value has {count} rows, and the batch has {len(samples)} samples")
-        numbers = samples[places]
+        numbers = samples if matching is None else samples[places]
         return TokenRows(places, numbers, numbers, numbers)
 
     def _numbered(self, count: int) -> Tensor:

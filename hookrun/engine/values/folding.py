@@ -7,6 +7,7 @@ has been accumulated, of a few rows or of all, is one mapping, and `_merged` put
     sum:       [U] float64
     products:  [U, U] float64, of the deviations of each two units; with `cov` only
     top:       values, keys and positions of the largest, each [U, n]; with `top` only
+    waiting:   what may be among the largest and is not sorted in yet; never in a state
     levels, collapses: those of a Sketch; with `quantiles` only
 
 Its tensors are on the device of the values, and are replaced and never changed: a saved state can hold them as they
@@ -24,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hookrun.engine.values import largest
 from hookrun.engine.values.containers import rebuild
 from hookrun.engine.values.folded import COUNT, COV, MEAN, QUANTILES, SPLITS, TOP, Folded
 from hookrun.engine.values.sketch import HALF, Sketch
@@ -34,19 +36,13 @@ MOST_BYTES = 2**29
 
 MOST_LABELS = 1000
 
-_NO_KEY = 2**62
-"""Greater than the key of any sample."""
-
 _BLOCK = 2**22
 """Elements whose deviations from their mean are computed at a time."""
 
-_CACHED = 2**17
+_CACHED = 2**18
 """Elements that the CPU adds up at a time: their copies in float64 stay in the cache."""
 
 Sums = Mapping[str, Any]
-
-_EMPTY = (-math.inf, _NO_KEY, -1)
-"""Value, key and position of a place that is still empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +58,11 @@ class SeenRows:
     keys: Tensor
     positions: Tensor | None = None
 
-    def at(self, rows: Tensor | slice) -> SeenRows:
+    def at(self, rows: Tensor) -> SeenRows:
         """Some of the rows. rows: their indices, [k] int64 on the CPU"""
         positions = None if self.positions is None else self.positions[rows]
-        of_values = rows if isinstance(rows, slice) else on_device(rows, self.values.device)
-        return SeenRows(self.values[of_values], self.keys[rows], positions)
+        values = self.values[on_device(rows, self.values.device)]
+        return SeenRows(values, self.keys[rows], positions)
 
 
 def keys_of(samples: Tensor, split: str | None) -> Tensor:
@@ -76,18 +72,15 @@ def keys_of(samples: Tensor, split: str | None) -> Tensor:
 
 def _moments(values: Tensor, *, has_products: bool) -> Sums:
     """Count, sum and products of rows."""
-    block = _CACHED if values.is_cpu and not has_products else _BLOCK
-    found = dict[str, Any]()
-    for part in values.split(max(block // values[0].numel(), 1)):
-        part = part.double()
-        count = part[:, 0].numel()
-        moments: dict[str, Any] = {"count": count, "sum": part.sum((0, 2))}
-        if has_products:
-            apart = part.movedim(1, 0).flatten(1)
-            apart = apart - moments["sum"][:, None] / count
-            moments["products"] = apart @ apart.T
-        found = _merged_moments(found, moments) if found else moments
-    return found
+    values = values.double()
+    count = values[:, 0].numel()
+    total = values.sum((0, 2))
+    moments: dict[str, Any] = {"count": count, "sum": total}
+    if has_products:
+        apart = values.movedim(1, 0).flatten(1)
+        apart = apart - total[:, None] / count
+        moments["products"] = apart @ apart.T
+    return moments
 
 
 def _merged_moments(one: Sums, other: Sums) -> dict[str, Any]:
@@ -101,126 +94,31 @@ def _merged_moments(one: Sums, other: Sums) -> dict[str, Any]:
     return merged
 
 
-def _by_sample(seen: SeenRows) -> tuple[Tensor, Tensor, Tensor]:
-    """[S, U, P], a row for each sample, with the places of all its rows; [S], the keys; [S, P], the positions."""
-    values = seen.values
-    places = (
-        torch.arange(values.shape[2], device="cpu") if seen.positions is None else seen.positions[:, None]
-    )
-    positions = places.expand(len(values), values.shape[2])
-    if bool((seen.keys[1:] > seen.keys[:-1]).all()):  # faster than to sort them
-        return values, seen.keys, positions
-    keys, sample_of = seen.keys.unique(return_inverse=True)
-    if len(keys) == len(seen.keys):
-        return values, seen.keys, positions
-    counts = sample_of.bincount()
-    order = sample_of.argsort(stable=True)
-    firsts = counts.cumsum(0) - counts
-    number = torch.arange(len(order), device="cpu") - firsts[sample_of[order]]
-    size = (len(keys), int(counts.max()))
-    place = sample_of[order] * size[1] + number
-    spread = values.new_full((size[0] * size[1], *values.shape[1:]), -math.inf)
-    spread = spread.index_copy(0, on_device(place, values.device), values[on_device(order, values.device)])
-    positions = positions.new_full((size[0] * size[1], values.shape[2]), -1).index_copy(
-        0, place, positions[order]
-    )
-    return spread.unflatten(0, size).movedim(1, 2).flatten(2), keys, positions.view(len(keys), -1)
-
-
-def _entering(top: Sequence[Tensor], best: Tensor, keys: Tensor, *, are_most: bool) -> tuple[Tensor, Tensor]:
-    """Row and unit, in the order of units, of the values [S, U] on the CPU that may be among the largest.
-
-    are_most: there are more of them than before, so that they rule out each other
-    """
-    least = top[0][:, -1].nan_to_num(math.inf, math.inf, -math.inf)
-    least_key = top[1][:, -1]
-    most = top[0].shape[1]
-    if are_most and len(best) > most:
-        of_these = best.topk(most, 0).values[-1].nan_to_num(math.inf, math.inf, -math.inf)
-        least_key = least_key.where(of_these <= least, _NO_KEY)
-        least = least.maximum(of_these)
-    may_be_tied = bool((keys.min() < least_key).any())
-    stays = torch.lt if may_be_tied else torch.le  # neither holds for NaN
-    apart = best - least  # faster to reduce than booleans
-    rows = stays(apart.amax(1), 0).logical_not_().nonzero().squeeze(1)
-    apart = apart[rows]
-    enters = stays(apart, 0).logical_not_()
-    if may_be_tied:
-        enters &= (apart != 0) | (keys[rows, None] < least_key)
-    places, units = enters.nonzero(as_tuple=True)
-    units, order = units.sort(stable=True)
-    return rows[places[order]], units
-
-
-def _candidates(before: Sums, seen: SeenRows) -> list[Tensor]:
-    """Values, keys and positions [U, k] of what may be among the largest: on the CPU of as few rows as possible."""
-    values, keys, positions = _by_sample(seen)
-    best = values.amax(2) if values.shape[2] > 1 else values[:, :, 0]
-    if not best.is_cpu:
-        keys = on_device(keys, best.device)[:, None].expand_as(best)
-        found = on_device(positions, best.device).gather(1, values.argmax(2))
-        return [best.T, keys.T, found.T]
-    rows, units = _entering(before["top"], best, keys, are_most=values[:, 0].numel() > before["count"])
-    found = positions[rows, values[rows, units].argmax(1)]
-    counts = units.bincount(minlength=best.shape[1])
-    firsts = counts.cumsum(0) - counts
-    number = torch.arange(len(units), device="cpu") - firsts[units]
-    columns = list[Tensor]()
-    for column, fill in zip((best[rows, units], keys[rows], found), _EMPTY, strict=True):
-        table = column.new_full((len(counts), int(counts.max())), fill)
-        table[units, number] = column
-        columns.append(table)
-    return columns
-
-
-def _merged_top(one: Sequence[Tensor], other: Sequence[Tensor]) -> list[Tensor]:
-    """The largest values of both; there are as many as in the first."""
-    most = one[0].shape[1]
-    columns = [torch.cat(pair, 1) for pair in zip(one, other, strict=True)]
-    if not columns[0].is_cpu:
-        return _largest(columns, most)
-    units = (other[1] != _NO_KEY).any(1).nonzero().squeeze(1)  # the others stay
-    changed = _largest([column[units] for column in columns], most)
-    pairs = zip(columns, changed, strict=True)
-    return [column[:, :most].index_copy(0, units, of_units) for column, of_units in pairs]
-
-
-def _largest(columns: Sequence[Tensor], most: int) -> list[Tensor]:
-    """The `most` largest values of each unit, at most one of a sample; of equal ones those of the smaller samples.
-
-    columns: values, keys and positions, each [U, n]; of equal ones of a sample the first stays
-
-    As in torch.topk, NaN counts as larger than any number.
-    """
-    columns = _sorted(_sorted(columns, 0, descending=True), 1)
-    keys = columns[1]
-    is_again = torch.zeros_like(keys, dtype=torch.bool)
-    is_again[:, 1:] = keys[:, 1:] == keys[:, :-1]  # the sample has a larger value
-    pairs = zip(columns, _EMPTY, strict=True)
-    distinct = [column.masked_fill(is_again, fill) for column, fill in pairs]
-    in_order = _sorted(
-        _sorted(distinct, 1), 0, descending=True
-    )  # an empty place is behind a sample with -inf
-    return [column[:, :most].clone() for column in in_order]  # not views, which would hold the rest
-
-
-def _sorted(columns: Sequence[Tensor], by: int, *, descending: bool = False) -> list[Tensor]:
-    """The tensors [U, n], each row in the order of that of one of them; equal ones stay in their order."""
-    order = columns[by].sort(dim=1, descending=descending, stable=True).indices
-    return [column.gather(1, order) for column in columns]
-
-
 def _merged(one: Sums, other: Sums) -> Sums:
-    """What both have accumulated together."""
-    merged = _merged_moments(one, other)
+    """What both have accumulated together, of which nothing waits."""
+    sums = _merged_moments(one, other)
     if "top" in one:
-        merged["top"] = _merged_top(one["top"], other["top"])
+        sums["top"] = largest.merged(one["top"], other["top"])
     if "levels" in one:
-        sketch = Sketch(list(one["levels"]), list(one["collapses"]))
-        for level, values in enumerate(other["levels"]):
-            sketch.add(level, values)
-        merged |= {"levels": sketch.levels, "collapses": sketch.collapses}
-    return merged
+        sums |= _merged_levels(one, other["levels"])
+    return sums
+
+
+def _merged_levels(one: Sums, levels: Sequence[Tensor]) -> dict[str, Any]:
+    """A sketch with the values of the levels of another one."""
+    sketch = Sketch(list(one["levels"]), list(one["collapses"]))
+    for level, values in enumerate(levels):
+        sketch.add(level, values)
+    return {"levels": sketch.levels, "collapses": sketch.collapses}
+
+
+def _settled(sums: Sums) -> Sums:
+    """The same, of which nothing waits."""
+    settled = dict(sums)
+    waiting = settled.pop("waiting", ())
+    if waiting:
+        settled["top"] = largest.settled(settled["top"], waiting)
+    return settled
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +130,7 @@ class Wanted:
     at: tuple[float, ...] = ()
 
     def size(self, units: int) -> int:
-        """The bytes that it takes for so many units; of quantiles those of ten levels."""
+        """The bytes that it takes for so many units; of quantiles those of ten levels, of `top` without what waits."""
         sketch = 4 * HALF * 12 if self.at else 0
         products = 8 * units if self.cov else 0
         return units * (8 + 24 * self.top + sketch + products)
@@ -260,23 +158,29 @@ def _nothing(wanted: Wanted, values: Tensor) -> Sums:
     if wanted.cov:
         sums["products"] = values.new_zeros((units, units), dtype=torch.float64)
     if wanted.top:
-        empty = (units, wanted.top)
-        keys = values.new_full(empty, _NO_KEY, dtype=torch.int64)
-        sums["top"] = [values.new_full(empty, -math.inf), keys, torch.full_like(keys, -1)]
+        sums["top"] = largest.none_of(values, wanted.top)
     if wanted.at:
         sums |= {"levels": [], "collapses": []}
     return sums
 
 
-def _of_rows(seen: SeenRows, before: Sums) -> Sums:
-    """What rows add to what there is before them."""
+def _with_rows(before: Sums, seen: SeenRows) -> Sums:
+    """What there is, with that of more rows."""
     values = seen.values
-    sums = dict(_moments(values, has_products="products" in before))
+    sums = dict(before)
+    has_products = "products" in before
+    block = _CACHED if values.is_cpu and not has_products else _BLOCK
+    for rows in values.split(max(block // values[0].numel(), 1)):
+        sums |= _merged_moments(sums, _moments(rows, has_products=has_products))
     if "top" in before:
-        sums["top"] = _candidates(before, seen)
+        waiting = before.get("waiting", ())
+        top, waiting = largest.with_rows(before["top"], waiting, values, seen.keys, seen.positions)
+        sums |= {"top": top, "waiting": waiting}
     if "levels" in before:
         flat = values.movedim(1, 0).flatten(1)
-        sums["levels"] = [flat if flat.dtype is torch.float64 else flat.float()]
+        if flat.dtype is not torch.float64:
+            flat = flat.float()
+        sums |= _merged_levels(before, [flat])
     return sums
 
 
@@ -324,13 +228,16 @@ class Folding:
 
     def _add(self, label: str, seen: SeenRows) -> None:
         before = self._before(label, seen.values)
-        self.sums[label] = _merged(before, _of_rows(seen, before))
+        self.sums[label] = _with_rows(before, seen)
 
     def _before(self, label: str, values: Tensor) -> Sums:
         """What the label has accumulated, on the device of the values."""
         if label in self.sums:
+            sums = self.sums[label]
+            if sums["sum"].device == values.device:
+                return sums
             # those of a resumed run come from the CPU
-            return rebuild(self.sums[label], lambda x: x.to(values.device) if isinstance(x, Tensor) else x)
+            return rebuild(_settled(sums), lambda x: x.to(values.device) if isinstance(x, Tensor) else x)
         units = values.shape[1]
         too_many = labels_refused(len(self.sums) + 1, units, self.wanted.size(units))
         if label and too_many:
@@ -339,7 +246,8 @@ class Folding:
 
     def state_dict(self) -> dict[str, Any]:
         """All of it as plain values and tensors."""
-        return {"units": self.units, "places": self.places, "rows": self.rows, "sums": dict(self.sums)}
+        sums = {label: _settled(of_label) for label, of_label in self.sums.items()}
+        return {"units": self.units, "places": self.places, "rows": self.rows, "sums": sums}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Add what a state has accumulated, of other rows of the same module."""
@@ -349,7 +257,7 @@ class Folding:
         self.rows += state["rows"]
         for label, sums in state["sums"].items():
             before = self.sums.get(label)
-            self.sums[label] = sums if before is None else _merged(before, sums)
+            self.sums[label] = sums if before is None else _merged(_settled(before), sums)
 
     def result(self) -> Folded | None:
         """What it has found, on the CPU; None before the first row."""
@@ -366,14 +274,15 @@ class Folding:
     def _of_label(self, label: str) -> dict[str, Tensor]:
         """The result of a label: name -> tensor."""
         assert self.units is not None
-        sums = self.sums[label]
+        sums = _settled(self.sums[label])
         count = sums["count"]
         found = {MEAN: sums["sum"] / count}
         if "top" in sums:
             values, keys, positions = sums["top"]
+            is_empty = largest.is_empty(keys)
             columns = (values, keys // len(SPLITS), positions, keys % len(SPLITS))
             for name, column, fill in zip(TOP, columns, (math.nan, -1, -1, 0), strict=True):
-                found[name] = column.masked_fill(keys == _NO_KEY, fill)
+                found[name] = column.masked_fill(is_empty, fill)
         if "levels" in sums:
             found[QUANTILES] = Sketch(sums["levels"], sums["collapses"]).quantiles(self.wanted.at)
         found = {name: tensor.unflatten(0, self.units) for name, tensor in found.items()}

@@ -86,6 +86,38 @@ def test_each_sample_has_one_place_at_most() -> None:
     assert fold.top.positions.tolist() == [[0, 1, 1, -1]]
 
 
+BATCHES: dict[str, Callable[[Tensor], Tensor]] = {
+    "any": lambda x: x,
+    "every row is larger": lambda x: x.sort(0).values,
+    "most are equal": lambda x: x.relu().round(),
+    "not finite": lambda x: torch.where(x > 2.5, torch.nan, torch.where(x < -1, -torch.inf, x)),
+}
+
+
+@pytest.mark.parametrize("kind", BATCHES)
+@pytest.mark.parametrize("size", [96, 31])
+def test_top_is_that_of_all_rows_sorted(kind: str, size: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = BATCHES[kind](torch.randn(3000, 7, generator=generator))
+    ids = torch.randperm(3000, generator=generator)
+    parts = [Folding(Wanted(top=5)) for _ in range(3)]
+    for number, rows in enumerate(torch.arange(3000).split(size)):
+        rank = number % 2
+        parts[rank].add(SeenRows(x[rows, :, None], keys_of(ids[rows], "val")), [7], [])
+        if number == 17:  # resumed, while something waits to be sorted
+            state = parts[rank].state_dict()
+            parts[rank] = Folding(Wanted(top=5))
+            parts[rank].load_state_dict(state)
+    for part in parts[:2]:
+        parts[2].load_state_dict(part.state_dict())
+    fold = parts[2].result()
+    assert fold is not None
+    assert fold.top is not None
+    in_order = x[ids.argsort()].sort(dim=0, descending=True, stable=True)
+    assert torch.equal(fold.top.samples, in_order.indices[:5].T)
+    assert_close(fold.top.values, in_order.values[:5].T, rtol=0, atol=0, equal_nan=True)
+
+
 def test_elements_are_units_of_their_own() -> None:
     x = torch.randn(30, 2, 3)
     fold = folded(x.split(8), of=["mean", {"quantiles": [0.5]}, {"top": 2}], per="element")

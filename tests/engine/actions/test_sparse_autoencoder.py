@@ -138,6 +138,16 @@ def test_normalisations_are_undone(name: str, normalised: Any, tmp_path: Path) -
     assert_close(new, undo(decoded(features_of(normal, w), w)))
 
 
+def test_zeros_have_no_norm_as_in_saelens(tmp_path: Path) -> None:
+    w = tensors_of()
+    x = torch.randn(3, WIDTH)
+    x[1] = 0
+    normal, undo = constant_norm(x)
+    new = passed(x, saved(tmp_path, w, normalize_activations="constant_norm_rescale"))
+    assert new[1].isnan().all()
+    assert_close(new, undo(decoded(features_of(normal, w), w)), equal_nan=True)
+
+
 def test_topk_may_compare_by_decoder_norms(tmp_path: Path) -> None:
     w = tensors_of("topk")
     x = torch.randn(3, WIDTH)

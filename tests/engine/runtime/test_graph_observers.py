@@ -129,6 +129,18 @@ def test_gradients_are_those_of_eager(backend: str, checkpointed: bool) -> None:
     assert found[1] == expected[1]
 
 
+def test_gradients_of_a_graph_have_no_last_good() -> None:
+    def loop(model: nn.Module, call: Callable[..., Any]) -> None:
+        loss_of(call(batch(0))).backward()
+
+    gradients = {**CHECK, "select": "**", "hook": "grad", "max": 0.08}
+    expected, _ = run({"gradients": gradients}, None, loop=loop)
+    found, _ = run({"gradients": gradients}, "aot_eager", loop=loop)
+    assert {record["module"] for record in found} == {record["module"] for record in expected}
+    assert any(record["last_good"] for record in expected)
+    assert not any(record["last_good"] for record in found), "torch's order is not that of the backward pass"
+
+
 def test_edits_of_gradients_count_in_backward_passes_that_follow_each_other() -> None:
     hooks_of = {
         "all": {"select": "block.0", "hook": "output_grad", "action": "scale", "factor": 3},
