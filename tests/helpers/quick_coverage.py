@@ -2,15 +2,13 @@
 
 On Python 3.11 a tracer makes all Python code twice as slow, whoever wrote it. It rests in modules of others while they
 are imported, in the functions of `RESTING`, and in pytest between the parts of a test. What these call of hookrun is
-measured again, by the functions of `WORKING`. It rests also in further parametrized cases of a test of which several
-in a row ran nothing new: what is measured can become a little less, never more.
+measured again, by the functions of `WORKING`.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections import Counter
 from collections.abc import Callable
 from functools import wraps
 from importlib.machinery import SourceFileLoader
@@ -59,6 +57,7 @@ RESTING = {
 
 WORKING = {
     "_pytest.fixtures": ["_teardown_yield_fixture", "call_fixture_func"],
+    "_pytest.python": ["Function.runtest"],
     "hookrun.command.compose.loader": [
         "FileConfigSource.available",
         "FileConfigSource.load_config",
@@ -71,12 +70,6 @@ WORKING = {
     "hookrun.store.config.interpolations": ["_allowed", "_counted", "_parsed", "_weighed"],
 }
 """Functions that those call, and that are measured or call what is measured."""
-
-TESTING = {"_pytest.python": ["Function.runtest"]}
-"""The function that runs a test, one case of its parameters."""
-
-ENOUGH = 3
-"""After so many cases of a test in a row that ran nothing new the tracer rests in those to come."""
 
 _rest = threading.local()
 """tracer: the one of this thread that rests."""
@@ -120,32 +113,8 @@ def working(function: Function) -> Function:
     return works
 
 
-def working_while_new(runtest: Function) -> Function:
-    """`runtest` of a pytest item, in which the tracer works, until `ENOUGH` cases of the same test ran nothing new."""
-    works = working(runtest)
-    in_vain: Counter[str] = Counter()
-
-    @wraps(runtest)
-    def runs(item: Any) -> None:
-        test = item.nodeid.partition("[")[0]
-        if in_vain[test] == ENOUGH:
-            runtest(item)
-            return
-        before = _measured()
-        works(item)
-        in_vain[test] = in_vain[test] + 1 if _measured() == before else 0
-
-    return runs
-
-
-def _measured() -> int:
-    """How many steps from line to line the tracer of this thread, which rests, has seen."""
-    tracer = getattr(_rest, "tracer", None)
-    return 0 if tracer is None else sum(map(len, tracer.data.values()))
-
-
 def _replace(module: ModuleType) -> None:
-    for names, replaced in ((RESTING, resting), (WORKING, working), (TESTING, working_while_new)):
+    for names, replaced in ((RESTING, resting), (WORKING, working)):
         for path in names.get(module.__name__, ()):
             *owners, name = path.split(".")
             owner: Any = module
@@ -175,6 +144,6 @@ def quick_coverage() -> None:
     """From now on the tracer rests, if there is one: in the modules that are imported, and in those to come."""
     if not hasattr(sys.gettrace(), "start"):
         return
-    for name in {*RESTING, *WORKING, *TESTING} & {*sys.modules}:
+    for name in {*RESTING, *WORKING} & {*sys.modules}:
         _replace(sys.modules[name])
     SourceFileLoader.exec_module = _exec_module(SourceFileLoader.exec_module)  # type: ignore[method-assign]
