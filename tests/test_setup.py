@@ -269,7 +269,7 @@ def test_ci_goes_on_without_packages_of_harnesses(machine: Machine) -> None:
 WITH_HARNESSES = [
     "pip install --disable-pip-version-check --editable .[inspect,lm-eval] --quiet",
     "-c import inspect_ai, lm_eval",
-    "pytest -n 2 tests/integrations/test_inspect_ai.py tests/integrations/test_lm_eval.py",
+    "pytest -n 2 -n 0 tests/integrations/test_inspect_ai.py tests/integrations/test_lm_eval.py",
 ]
 OF_HOOKS = "tests/semantics tests/engine/runtime tests/engine/actions tests/engine/plan"
 
