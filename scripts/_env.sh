@@ -1,7 +1,8 @@
 # shellcheck shell=bash
 # The environment of the other scripts, .venv in the checkout. To be sourced: `ensure_env ""` or `ensure_env dev`
 # makes it or brings it up to date, and returns with "$venv/bin/python" ready to run. After `use_versions` the
-# environment is another one, beside .venv, in which the versions of some packages are fixed.
+# environment is another one, beside .venv, in which the versions of some packages are fixed. `ensure_harnesses` makes
+# one that has the packages of .venv, torch among them, and in front of them what the harnesses of language models need.
 
 root=$(cd -P -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/.." > /dev/null && pwd)
 venv=$root/.venv
@@ -22,6 +23,8 @@ use_versions() {
     fi
     stamp=$venv/.hookrun
 }
+
+seen="" # an environment whose packages this one has too
 
 say() { printf 'hookrun: %s\n' "$*" >&2; }
 die() { say "$@"; exit 1; }
@@ -49,7 +52,7 @@ install() {
         printf '%s\n' "$fixed" > "$venv/constraints.txt"
         what+=(--constraint "$venv/constraints.txt")
     fi
-    if command -v uv > /dev/null; then
+    if [[ -z $seen ]] && command -v uv > /dev/null; then # uv would install once more what is seen
         uv pip install --python "$venv/bin/python" "${what[@]}" >&2 && return
         say "uv could not install; trying pip" # it reads none of pip's settings
     fi
@@ -71,12 +74,18 @@ make_env() {
         before=$(< "$stamp")
         echo unfinished > "$stamp"
     else
-        choose_python
-        say "making ${venv##*/} and installing PyTorch into it: once, some minutes and GB"
+        if [[ -n $seen ]]; then
+            python=$seen/bin/python
+            say "making ${venv##*/}, which has the packages of ${seen##*/} too: once, a minute"
+        else
+            choose_python
+            say "making ${venv##*/} and installing PyTorch into it: once, some minutes and GB"
+        fi
         mkdir -p "$venv"
         echo unfinished > "$stamp"
         find "$venv/" -mindepth 1 ! -name .hookrun -delete
         "$python" -m venv "$(readlink -f -- "$venv")" >&2 # venv refuses a symbolic link
+        [[ -z $seen ]] || (cd -- "$venv"/lib/python3.*/site-packages && echo "$seen"/lib/python3.*/site-packages > seen.pth)
     fi
     if ! install "$1"; then
         echo "$before" > "$stamp"
@@ -93,4 +102,12 @@ ensure_env() {
         flock 9 2> /dev/null || say "cannot lock ${venv##*/} here: start one at a time"
         is_ready "$1" || make_env "$1" # another start may have made it
     ) < /dev/null 9>> "$venv.lock"
+}
+
+ensure_harnesses() {
+    ensure_env dev
+    seen=$venv
+    venv=$root/.venv-harnesses
+    stamp=$venv/.hookrun
+    ensure_env inspect,lm-eval
 }

@@ -1,4 +1,4 @@
-"""The tests of tests/device, in four processes of their own, with the second device installed."""
+"""The tests of tests/device, in two processes of their own, with the second device installed."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ ROOT = Path(__file__).parents[1]
 FILES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("tests/device/test_*.py"))
 
 
-PROCESSES = 4
-"""A process takes several seconds to start."""
+PROCESSES = 2
+"""One for each process of xdist; each takes several seconds to start."""
 
 
 @pytest.mark.takes_long

@@ -236,15 +236,41 @@ def test_ci_measures_coverage(machine: Machine) -> None:
     assert machine.asked()[-1] == measured
     machine.script(".ci/run", COVERAGE="")
     plain = "pytest -n 2 -q tests/semantics tests/engine/actions tests/engine/runtime"  # with HOOKRUN_FAST=0
-    assert machine.asked()[-2:] == ["pytest -n 2", plain]
-    for free, last in (("14G", plain), ("15G", f"pytest -n 2 {OF_HOOKS}")):
+    assert machine.asked()[-5:] == ["pytest -n 2", plain, *WITH_HARNESSES]
+    for free, last in (("14G", WITH_HARNESSES[-1]), ("15G", f"pytest -n 2 {OF_HOOKS}")):
         machine.put("df", f"#!/bin/sh\necho Avail\necho ' {free}'\n")
         done = machine.script(".ci/run", COVERAGE="", OLDEST="1")
         assert done.returncode == 0
         assert machine.asked()[-1] == last
-        assert ("not tested: that takes 15 GB of disk, and 14G are free" in done.stdout) == (last is plain)
+        assert ("not tested: that takes 15 GB of disk, and 14G are free" in done.stdout) == (free == "14G")
 
 
+def test_harnesses_are_beside_the_packages_of_venv(machine: Machine) -> None:
+    machine.install("dev")
+    machine.put("uv", '#!/bin/sh\necho "uv: uv $*" >> "$LOG"\n')  # it would install torch again
+    assert machine.script("scripts/test", "--harnesses").returncode == 0
+    assert machine.asked() == WITH_HARNESSES
+    packages = "lib/python3.x/site-packages"
+    seen = machine.checkout / ".venv-harnesses" / packages / "seen.pth"
+    assert seen.read_text() == f"{machine.checkout / '.venv' / packages}\n"
+    assert machine.script("scripts/test", "--harnesses", "-x").returncode == 0
+    assert machine.asked() == [WITH_HARNESSES[1], "pytest -n 2 -x"]
+    assert machine.script("scripts/test", "--harnesses", FAILING="pytest").returncode == 9
+
+
+def test_ci_goes_on_without_packages_of_harnesses(machine: Machine) -> None:
+    machine.install("dev")
+    done = machine.script(".ci/run", COVERAGE="", FAILING="pip")
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[-1].startswith("not tested with lm_eval and inspect_ai")
+    assert machine.asked()[-1] == WITH_HARNESSES[0]
+
+
+WITH_HARNESSES = [
+    "pip install --disable-pip-version-check --editable .[inspect,lm-eval] --quiet",
+    "-c import inspect_ai, lm_eval",
+    "pytest -n 2 -n 0 tests/integrations/test_inspect_ai.py tests/integrations/test_lm_eval.py",
+]
 OF_HOOKS = "tests/semantics tests/engine/runtime tests/engine/actions tests/engine/plan"
 
 
@@ -282,7 +308,7 @@ def test_other_versions_are_tested_in_environments_of_their_own(machine: Machine
 PYTHON = f"""#!/bin/sh
 case "$1 $2" in
 -I*) exec "{sys.executable}" "$@" ;;
-"-m venv") mkdir -p "$3/bin" && ln -s "$SELF" "$3/bin/python" ;;
+"-m venv") mkdir -p "$3/bin" "$3/lib/python3.x/site-packages" && ln -s "$SELF" "$3/bin/python" ;;
 *)
     echo "$PWD: $*" >> "$LOG"
     case " $FAILING " in *" $2 "*) exit 9 ;; esac

@@ -2,7 +2,7 @@
 
 HOOKRUN_TEST_DEVICE names the device: `second` (the default, see tests/helpers/second_device.py), or `cuda` on a machine
 that has one. The second device changes torch for the whole process, so tests of other folders do not run beside these:
-tests/test_device.py starts four processes for them.
+tests/test_device.py starts two processes for them.
 """
 
 from __future__ import annotations

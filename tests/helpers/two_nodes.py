@@ -11,7 +11,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -19,10 +18,11 @@ from functools import cache
 from pathlib import Path
 from typing import IO
 
+from warm_processes import Process, WarmProcesses
+
 _NEW_NAMESPACE = 0x20000
 _PRIVATE = 1 << 14 | 1 << 18
 _BIND = 1 << 12
-_UNDER = 'mount --bind "$1" "$2" && cd "$3" && shift 3 && exec "$@"'
 _LINKED = "here"
 
 
@@ -85,7 +85,7 @@ def mount_own(folder: str, path: str) -> None:
 class Agent:
     """One `torchrun`, with its output in a file."""
 
-    process: subprocess.Popen[bytes]
+    process: Process
     output: IO[str]
 
     def wait(self) -> int:
@@ -119,8 +119,24 @@ def _children(pid: int) -> list[int]:
     return []
 
 
+_AGENT = """
+import os
+import sys
+
+from torch.distributed.run import main
+from two_nodes import mount_own
+
+start, mounts, *argv = sys.argv[1:]
+if mounts:
+    mount_own(*mounts.split(os.pathsep))
+os.chdir(start)
+main(argv)
+"""
+
+
 @contextmanager
 def agents(
+    warm: WarmProcesses,
     disk: Disk,
     port: str,
     *argv: str,
@@ -134,32 +150,16 @@ def agents(
     own_disk: node 1 has its own disk; otherwise both see that of node 0
     """
     started = list[Agent]()
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2"]
-    launcher += [
-        "--nproc-per-node=1",
-        "--master-addr=127.0.0.1",
-        f"--master-port={port}",
-        f"--max-restarts={restarts}",
-    ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
+    launcher = ["--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={port}"]
+    launcher += [f"--max-restarts={restarts}"]
+    environment = {"OMP_NUM_THREADS": "1", **(env or {})}
     try:
         for node in range(2):
-            command = [*launcher, f"--node-rank={node}", *program, *argv]
-            if node and own_disk and disk.mount:
-                command = [
-                    "unshare",
-                    "-m",
-                    "sh",
-                    "-c",
-                    _UNDER,
-                    "sh",
-                    *disk.mount,
-                    str(disk.starts[1]),
-                    *command,
-                ]
+            apart = own_disk and node == 1
+            mounts = os.pathsep.join(disk.mount) if apart else ""
+            command = [disk.starts[int(apart)], mounts, *launcher, f"--node-rank={node}", *program, *argv]
             output = (disk.path.parent / f"output_of_node_{node}.txt").open("w+")
-            start = disk.starts[node if own_disk else 0]
-            process = subprocess.Popen(command, cwd=start, stdout=output, stderr=output, env=environment)
+            process = warm.start(_AGENT, *command, stdout=output, stderr=output, env=environment)
             started.append(Agent(process, output))
         yield started
     finally:

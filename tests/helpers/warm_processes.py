@@ -49,9 +49,13 @@ class Process:
         self.pid = int(self._lines.readline())
         self.returncode: int | None = None
 
-    def wait(self) -> int:
-        """Wait for its end; returns the exit code, or the negative number of the signal that killed it."""
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end; returns the exit code, or the negative number of the signal that killed it.
+
+        timeout: seconds after which a TimeoutError is raised
+        """
         if self.returncode is None:
+            self._connection.settimeout(timeout)
             self.returncode = int(self._lines.readline())
             self._lines.close()
             self._connection.close()

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch.distributed import HashStore
 from two_nodes import Disk, agents
+from warm_processes import WarmProcesses
 
 import hookrun
 from hookrun.cli import main
@@ -43,11 +44,11 @@ TRAIN = (
 CAPTURE = "+hooks.rows={select: fc, hook: forward, action: capture"
 
 
-def test_each_node_has_its_own_disk_at_the_same_path(disk: Disk, free_port: Any) -> None:
+def test_each_node_has_its_own_disk_at_the_same_path(warm: WarmProcesses, disk: Disk, free_port: Any) -> None:
     for number, folder in enumerate(disk.folders):
         (folder / "name").write_text(f"disk of node {number}")
     show = f"import os; print('{{', os.environ['RANK'], open('{disk.path}/name').read(), '}}')"
-    with agents(disk, free_port(), program=("--no-python", sys.executable, "-c", show)) as nodes:
+    with agents(warm, disk, free_port(), program=("--no-python", sys.executable, "-c", show)) as nodes:
         assert [node.wait() for node in nodes] == [0, 0], [node.said() for node in nodes]
         assert "{ 0 disk of node 0 }" in nodes[0].said()
         assert "{ 1 disk of node 1 }" in nodes[1].said()
@@ -289,7 +290,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 def test_a_restart_by_torchrun_goes_on_in_the_same_directory(
-    workers: Any, disk: Disk, free_port: Any, same: Any
+    workers: Any, warm: WarmProcesses, disk: Disk, free_port: Any, same: Any
 ) -> None:
     """Rank 1 is killed in the middle of an epoch; nobody names the directory."""
     start = disk.starts[0]
@@ -297,7 +298,7 @@ def test_a_restart_by_torchrun_goes_on_in_the_same_directory(
     assert workers.run(start, *argv, "hydra.run.dir=whole").codes == [0, 0]
     script = start / "dies.py"
     script.write_text(DIES)
-    with agents(disk, free_port(), *argv, restarts=1, own_disk=False, program=[str(script)]) as nodes:
+    with agents(warm, disk, free_port(), *argv, restarts=1, own_disk=False, program=[str(script)]) as nodes:
         assert [node.wait() for node in nodes] == [0, 0], [node.said() for node in nodes]
         said = nodes[0].said()
     (folder,) = (each for each in (start / "outputs").iterdir() if not each.is_symlink())

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from two_nodes import Disk, agents
+from warm_processes import WarmProcesses
 
 import hookrun
 from hookrun.store.verify import verify
@@ -24,12 +25,14 @@ SMALL = (
 
 @pytest.mark.parametrize("comes", ["yes", "no"])
 def test_done_means_that_the_files_of_all_nodes_are_there(
-    comes, disk: Disk, tmp_path, free_port: Any
+    comes, warm: WarmProcesses, disk: Disk, tmp_path, free_port: Any
 ) -> None:
     (tmp_path / "late.py").write_text(LATE)
     argv = (*SMALL, f"compute.timeout={60 if comes == 'yes' else 8}", f"hydra.run.dir={disk.path}/run")
     program = (str(tmp_path / "late.py"),)
-    with agents(disk, free_port(), *argv, own_disk=False, program=program, env={"COMES": comes}) as nodes:
+    with agents(
+        warm, disk, free_port(), *argv, own_disk=False, program=program, env={"COMES": comes}
+    ) as nodes:
         codes = [node.wait() for node in nodes]
         said = [node.said() for node in nodes]
     run = hookrun.open_run(disk.folders[0] / "run")
@@ -62,11 +65,11 @@ def wait_for(folder: Path, count: int) -> None:
 
 @pytest.mark.parametrize("dies", [0, 1])
 def test_the_last_state_outlives_a_node_that_dies(
-    dies: int, disk: Disk, workers: Any, same: Any, tmp_path: Path, free_port: Any
+    dies: int, warm: WarmProcesses, disk: Disk, workers: Any, same: Any, tmp_path: Path, free_port: Any
 ) -> None:
     """The other ends long before `compute.timeout`; what it has left is resumed, bit by bit as if nothing had been."""
     path = disk.folders[0] / "run"
-    with agents(disk, free_port(), *LONG, f"hydra.run.dir={disk.path}/run", own_disk=False) as nodes:
+    with agents(warm, disk, free_port(), *LONG, f"hydra.run.dir={disk.path}/run", own_disk=False) as nodes:
         wait_for(path, 2)
         nodes[dies].kill()
         since = time.monotonic()
