@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from hookrun.engine.actions.fold import FoldKeys
 from hookrun.errors import refused_at, spec_error
 from hookrun.run.experiment.experiment import Experiment
-from hookrun.run.experiment.task import JobCache
+from hookrun.run.experiment.task import JobCache, Ready
 from hookrun.run.tasks.captured.base import TaskOfRuns
 
 if TYPE_CHECKING:
@@ -31,11 +31,13 @@ class FoldsTask(FoldKeys, TaskOfRuns):
 
     def prepare(
         self, experiment: Experiment, *, trust: frozenset[str], cache: JobCache | None = None
-    ) -> Analysis:
+    ) -> Ready:
         """Find the run and its captures, and fold the first row of each. Raises SpecError if something does not fit."""
         from hookrun.run.tasks.captured.input import find
 
         analysis = find(experiment, self.run, self.capture, self.rows, by_token=True)
+        if analysis is None:
+            return Ready(experiment)
         for capture in analysis.captures.values():
             with refused_at("task"):
                 self._folded(analysis, capture.chosen(slice(0, 1)))
