@@ -158,7 +158,7 @@ _notes: ContextVar[list[str] | None] = ContextVar("notes", default=None)
 @contextmanager
 def notes_kept() -> Iterator[list[str]]:
     """Gives a list of the notes that are said in the block."""
-    notes = list[str]()
+    notes: list[str] = []
     token = _notes.set(notes)
     try:
         yield notes

@@ -51,7 +51,7 @@ def _cut(
         return _shortened(value, share), 0
     if isinstance(value, Mapping):
         names = list(value) if is_form else list(value)[: most // share]
-        cut = dict[str, Any]()
+        cut: dict[str, Any] = {}
         left = 0
         for name in names:
             shown, more = _cut(value[name], share, most=inner, is_form=name in _FORMS)

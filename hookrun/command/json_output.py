@@ -192,11 +192,11 @@ def _of_run(folder: Path) -> Iterator[dict[str, Any]]:
     reason = run.status.get("reason") or ""
     metrics = last_metrics(run.metrics)
     yield {"run": near_path(folder), "status": status, "reason": reason, "metrics": metrics}
-    fired = dict[str, dict[str, int]]()
+    fired: dict[str, dict[str, int]] = {}
     sites = run.hooks.get("sites", [])
     for site in sites:
         fired.setdefault(site["hook"], {})[site["module"]] = site["fired"]
-    captures = dict[str, dict[str, Any]]()
+    captures: dict[str, dict[str, Any]] = {}
     for captured in captured_tensors(run.captures):
         place = f"{captured.module} {captured.path}".rstrip()
         shape = {"shape": list(captured.shape), "dtype": str(captured.dtype).removeprefix("torch.")}
@@ -214,7 +214,7 @@ def _of_sweep(folder: Path) -> Iterator[dict[str, Any]]:
     from hookrun.report.sweep_facts import TAGS, answer_of_sweep, read_sweep
 
     facts = read_sweep(folder)
-    jobs = list[dict[str, Any]]()
+    jobs: list[dict[str, Any]] = []
     for job in facts.jobs:
         texts = [f"{key}={value}" for key, value in job.overrides.items() if key != TAGS]
         jobs.append(

@@ -27,7 +27,7 @@ def chosen_runs(arguments: Sequence[str]) -> Runs:
     folder = None
     if words and ("=" not in words[0] or os.path.isdir(words[0])):
         folder = words.pop(0)
-    conditions = dict[str, str]()
+    conditions: dict[str, str] = {}
     for word in words:
         key, equals, value = word.partition("=")
         if not equals:

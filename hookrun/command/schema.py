@@ -71,8 +71,8 @@ def experiment_schema() -> Schema:
 def _any_hook(definitions: Mapping[str, Schema]) -> Schema:
     """The schema of a hook, whose keys depend on its action; without an action it changes a hook of another file."""
     names = list(actions())
-    keys = dict[str, None]()
-    cases = list[Schema]()
+    keys: dict[str, None] = {}
+    cases: list[Schema] = []
     for name in names:
         keys |= dict.fromkeys(definitions[f"hook_{name}"]["properties"])
         has_action = {"type": "object", "properties": {"action": {"const": name}}, "required": ["action"]}
@@ -95,7 +95,7 @@ def _task_schema() -> tuple[Schema, Schema]:
         for key, schema in of_task.get("properties", {}).items():
             if schema not in keys.setdefault(key, []):
                 keys[key].append(schema)
-    properties = dict[str, Schema]()
+    properties: dict[str, Schema] = {}
     for key, schemas in keys.items():
         properties[key] = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
     section = {
@@ -111,7 +111,7 @@ def _hook_schema(name: str) -> Schema:
     hook_types = sorted(hook_type.name for hook_type in action.hook_types)
     keys = set[str]().union(*map(hook_keys, hook_types))
     common = {key: info for key, info in HookKeys.model_fields.items() if key in keys}
-    fields = dict[str, Any]()
+    fields: dict[str, Any] = {}
     for key, info in (common | action.model_fields).items():
         fields[key] = (info.annotation, info)
     schema = create_model(f"{name}_hook", **fields).model_json_schema(ref_template="#/$defs/{model}")

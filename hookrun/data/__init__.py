@@ -59,7 +59,7 @@ def describe(config: Data, split: Split = "train") -> DataInfo:
 
     mistakes = Mistakes()
     source = mistakes.tried(_source, config)
-    transforms = dict[str, dict[str, Transform] | None]()
+    transforms: dict[str, dict[str, Transform] | None] = {}
     for key in ("transforms", "train_transforms"):
         if getattr(config, key) is not None:
             transforms[key] = mistakes.tried(parse_transforms, getattr(config, key), f"data.{key}")

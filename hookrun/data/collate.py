@@ -100,7 +100,7 @@ def _stack(values: list[Any]) -> Any:
     first = values[0]
     if not is_dataclass(first):
         return default_collate(values)
-    fields = dict[Any, Any]()
+    fields: dict[Any, Any] = {}
     for key, _ in children(first):
         fields[key] = _stack([get(each, (key,)) for each in values])
     return replaced(first, fields)

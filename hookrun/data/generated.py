@@ -179,7 +179,7 @@ class NameSentences(GeneratedTokens):
         ids = torch.tensor([_WORDS.id(slots.get(word, word)) for word in template])
         targets = torch.full((len(ids),), IGNORED)
         targets[-1] = _WORDS.id(answer)
-        spans = dict[str, tuple[int, int]]()
+        spans: dict[str, tuple[int, int]] = {}
         for name, slot in zip(self.spans, (answer_slot, wrong_slot, "S"), strict=True):
             start = template.index(slot)
             spans[name] = (start, start + 1)

@@ -94,7 +94,7 @@ def _makes_numbered_batches(loader: DataLoader[Any]) -> bool:
 def settings_of(parts: Mapping[Split, Any]) -> dict[str, Any]:
     """The keys of the section `data` that loaders decide. SpecError if they make batches by different functions."""
     loaders = [part for part in parts.values() if isinstance(part, DataLoader)]
-    settings = dict[str, Any]()
+    settings: dict[str, Any] = {}
     if loaders:
         settings["workers"] = max(loader.num_workers for loader in loaders)
     if len(loaders) == len(parts) and loaders[0].batch_size is not None:
@@ -106,7 +106,7 @@ def settings_of(parts: Mapping[Split, Any]) -> dict[str, Any]:
 
 def _collate_of(parts: Mapping[Split, Any]) -> Any:
     """The function that makes batches of the samples of every split."""
-    functions = list[Any]()
+    functions: list[Any] = []
     for part in parts.values():
         functions.append(part.collate_fn if isinstance(part, DataLoader) else default_collate)
     if any(each != functions[0] for each in functions):

@@ -84,7 +84,7 @@ class _ClassFolders(Source):
     ) -> tuple[Sequence[tuple[str, int | None]], tuple[str, ...]]:
         """Path and label of every image, in the order of torchvision's ImageFolder, and the name of each label."""
         folder, classes, _ = self.layout(root, split)
-        images = list[tuple[str, int | None]]()
+        images: list[tuple[str, int | None]] = []
         for label, name in enumerate(classes):
             images += [(path, label) for path in _images_below(folder / name)]
         return images, classes
@@ -92,7 +92,7 @@ class _ClassFolders(Source):
     def inspect(self, root: Path | None, split: Split) -> DataInfo:
         """Images of any size; transforms give them one size. Raises SpecError if a class has no image."""
         folder, classes, splits = self.layout(root, split)
-        empty = list[str]()
+        empty: list[str] = []
         for name in classes:
             if not _holds_image(folder / name) and next(_images_below(folder / name), None) is None:
                 empty.append(name)
@@ -319,7 +319,7 @@ def _images_below(folder: Path) -> Iterator[str]:
     A folder to which links lead again counts once, and the folder of all classes never.
     """
     seen = {os.path.realpath(folder.parent)}
-    images = dict[str, list[str]]()
+    images: dict[str, list[str]] = {}
     pending = [str(folder)]
     while pending:
         path = pending.pop()

@@ -95,7 +95,7 @@ class Prompts(FileTokens):
                 raise spec_error("data.args.length", what, "set it higher, or to null")
         labels = max(len(prompt.answer) for prompt in prompts) if self.labels else None
         layout = self.layout(length, tokenizer.pad_id, labels, answers=True)
-        parts = dict[Split, list[FileSample]]()
+        parts: dict[Split, list[FileSample]] = {}
         for split in SPLITS:
             numbers = part_of(len(prompts), self.val_fraction, split)
             parts[split] = [prompts[number] for number in numbers]
@@ -106,7 +106,7 @@ class Prompts(FileTokens):
 def _prompts(args: str, path: Path, stamp: Stamp, tokenizer: Tokenizer) -> list[FileSample]:
     """Every prompt of a file. args: the arguments of `Prompts` in JSON, which can be a key of the cache."""
     keys = Prompts.model_validate_json(args)
-    prompts = list[FileSample]()
+    prompts: list[FileSample] = []
     fields = set[str]()
     span_names = set[str]()
     field_names = set[str]()
@@ -167,7 +167,7 @@ def _prompt(
     if fields and not keys.labels:
         encoded = replace(encoded, ids=encoded.open_ids)
     answers = dict[str, list[int]](answer=[], wrong=[])
-    told = list[str]()
+    told: list[str] = []
     for key, ids in answers.items():
         where = f"data.args.{key}"
         name = getattr(keys, key)
@@ -192,7 +192,7 @@ def _prompt(
         raise spec_error("data.args.wrong", what, hint)
     if told:
         told.append(f"{path.name}:{number}: the prompt ends with {tokenizer.tokens(encoded.ids[-1:])[0]!r}")
-    places = dict[str, tuple[int, int]]()
+    places: dict[str, tuple[int, int]] = {}
     for name, span in spans.items():
         if span is not None:
             places[name] = _positions(name, span, text, encoded, at)
@@ -239,7 +239,7 @@ def _positions(name: str, span: Any, text: str, encoded: Encoded, at: str) -> tu
     if text.find(span, start + 1) >= 0:
         return AMBIGUOUS
     stop = start + len(span)
-    inside = list[int]()
+    inside: list[int] = []
     for place, (begin, end) in enumerate(encoded.offsets):
         if begin < stop and end > start and end > begin:
             inside.append(place)

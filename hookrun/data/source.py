@@ -114,7 +114,7 @@ def stratified_part(labels: Sequence[int | None], fraction: float, split: Split)
     groups = defaultdict[int | None, list[int]](list)
     for index, label in enumerate(labels):
         groups[label].append(index)
-    rows = list[int]()
+    rows: list[int] = []
     for group in groups.values():
         rows += [group[number] for number in part_of(len(group), fraction, split)]
     return sorted(rows)

@@ -66,7 +66,7 @@ class Text(FileTokens):
 
     def read(self, root: Path | None) -> tuple[Tokenizer, TokenLayout, Parts]:
         tokenizer = tokenizer_named(self.tokenizer)
-        files = list[list[FileSample]]()
+        files: list[list[FileSample]] = []
         for key in ("file",) if self.val_file is None else ("file", "val_file"):
             where = f"data.args.{key}"
             path, stamp = checked_file(getattr(self, key), root, where, SUFFIXES)

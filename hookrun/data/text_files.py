@@ -88,7 +88,7 @@ def own_fields(record: Mapping[str, Any], text: str, names: set[str]) -> str:
     text:  the field of the text itself, which is left out
     names: of the fields of the file so far; a new one is added, and left out if there are many
     """
-    kept = dict[str, str | int | float]()
+    kept: dict[str, str | int | float] = {}
     for name, value in record.items():
         if name == text or not isinstance(value, str | int | float):
             continue
@@ -101,7 +101,7 @@ def own_fields(record: Mapping[str, Any], text: str, names: set[str]) -> str:
 @lru_cache(maxsize=2)  # as the files: a data set is described before it is loaded
 def values_of_fields(records: tuple[str, ...]) -> Mapping[str, set[tuple[bool, Any]] | None]:
     """Name -> the different values in results of `own_fields`, as `typed` has them; None if there are many."""
-    values = dict[str, set[tuple[bool, Any]]]()
+    values: dict[str, set[tuple[bool, Any]]] = {}
     for record in set(records):
         for name, value in json.loads(record).items():
             if len(of_field := values.setdefault(name, set())) <= _MOST_VALUES:

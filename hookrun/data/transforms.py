@@ -168,7 +168,7 @@ _PORTRAIT = (2048, 1024)
 def parse_transforms(given: Mapping[str, Mapping[str, Any] | None], where: str) -> dict[str, Transform]:
     """The transforms of a mapping by name, in order. Raises SpecError with every mistake in it."""
     mistakes = Mistakes()
-    transforms = dict[str, Transform]()
+    transforms: dict[str, Transform] = {}
     for name, args in given.items():
         transform = mistakes.tried(make_transform, name, args or {}, f"{where}.{name}")
         if transform is not None:

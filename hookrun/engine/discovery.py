@@ -32,7 +32,7 @@ def extension_modules() -> tuple[ModuleType, ...]:
     No module of hookrun may call this while it is imported: an extension imports it too. Raises SpecError for a module
     that cannot be imported.
     """
-    modules = dict[ModuleType, None]()  # a module may be named twice
+    modules: dict[ModuleType, None] = {}  # a module may be named twice
     for point in sorted(entry_points(group=EXTENSIONS), key=lambda point: (point.name, point.value)):
         try:
             modules[importlib.import_module(point.value)] = None
@@ -120,7 +120,7 @@ class Registry(Mapping[str, type[T]]):
 
     @cached_property
     def _extensions(self) -> dict[str, type[T]]:
-        extensions = dict[str, type[T]]()
+        extensions: dict[str, type[T]] = {}
         for item in _in_extensions(self.base):
             name = vars(item).get(self.name)
             if name is not None:

@@ -83,7 +83,7 @@ def problems_of(error: ValidationError, where: str, model: type[BaseModel]) -> l
         detail: ErrorDetails = {**raw, "loc": location}
         by_key.setdefault(_key(detail, model), []).append(detail)
     above = {key[:depth] for key in by_key for depth in range(len(key))}
-    problems = list[Problem]()
+    problems: list[Problem] = []
     for key, details in by_key.items():
         if key in above:  # pydantic does not count the wrong items of a list, and may then find too few
             details = [detail for detail in details if detail["type"] != "too_short"]
@@ -117,7 +117,7 @@ def unknown_arguments(
     given: Collection[str], known: Collection[str], where: str, owner: str
 ) -> list[Problem]:
     """A problem for each given name that `owner`, a function or class, does not take."""
-    problems = list[Problem]()
+    problems: list[Problem] = []
     for name in given:
         if name not in known:
             what = f"'{owner}' takes no argument '{name}'; {nearest(name, known)}"
@@ -217,7 +217,7 @@ def paths_to(key: str, section: Any) -> list[str]:
     """Up to three of the shortest key paths below a section of this type that end in `key`: ``optimizer.lr``."""
     sections: list[tuple[str, Any]] = [("", section)]
     for _ in range(_DEEPEST):
-        inner = list[tuple[str, FieldInfo]]()
+        inner: list[tuple[str, FieldInfo]] = []
         for path, annotation in sections:
             for name, field in _fields(annotation).items():
                 if _fields(field.annotation):
@@ -271,7 +271,7 @@ def _under(annotation: Any, key: int | str) -> Any:
 
 def _fields(annotation: Any) -> dict[Any, FieldInfo]:
     """The fields of all models in the annotation; empty if it contains none."""
-    fields = dict[Any, FieldInfo]()
+    fields: dict[Any, FieldInfo] = {}
     for member in _members(annotation):
         if isinstance(member, type) and issubclass(member, BaseModel):
             fields |= {field.alias or name: field for name, field in member.model_fields.items()}
@@ -285,7 +285,7 @@ def _members(annotation: Any) -> list[Any]:
         return _members(get_args(annotation)[0])
     if origin not in (Union, UnionType):
         return [annotation]
-    members = list[Any]()
+    members: list[Any] = []
     for part in get_args(annotation):
         members += _members(part)
     return members
@@ -335,8 +335,8 @@ _GROUPS = ("task", "model", "data", "train", "compute")
 
 def _merged(details: Sequence[ErrorDetails]) -> str:
     """``expected a valid integer or a valid list; list should have at most 2 items``."""
-    expected = list[str]()
-    others = list[str]()
+    expected: list[str] = []
+    others: list[str] = []
     for message in dict.fromkeys(map(_message, details)):
         if message.startswith("Input should be "):
             expected.append(message.removeprefix("Input should be "))

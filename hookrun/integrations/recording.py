@@ -525,7 +525,7 @@ class LoopFollower:
     def write(self, split: str, values: Mapping[str, Any], step: int | None = None) -> None:
         """Write the numbers in `values` as a line of metrics.jsonl; their names may be any text."""
         hooks = self.following
-        numbers = dict[str, Any]()
+        numbers: dict[str, Any] = {}
         for name, value in values.items():
             if _is_number(value):
                 # a name that is a key which hookrun writes into each line gets a prefix

@@ -184,7 +184,7 @@ def _config(given: Mapping[str, Any], data: DataDefaults, args: TransformersArgs
         filled["num_labels"] = data.num_classes
     cls = CONFIG_MAPPING[kind]
     keys = {*cls().to_dict(), *cls.attribute_map, *_OF_EVERY_CONFIG} - set(_REFUSED)
-    problems = list[Problem]()
+    problems: list[Problem] = []
     for key in filled:
         if key not in keys and not _forbidden(key):
             what = f"{kind} has no such key; {nearest(str(key), keys)}"
@@ -252,7 +252,7 @@ def _auto_class(args: TransformersArgs, config: Any, where: str) -> Any:
     auto = getattr(transformers, CLASSES[args.class_])
     if type(config) in auto._model_mapping:
         return auto
-    kinds = list[str]()
+    kinds: list[str] = []
     for name, cls in CLASSES.items():
         if type(config) in getattr(transformers, cls)._model_mapping:
             kinds.append(name)

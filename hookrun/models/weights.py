@@ -185,7 +185,7 @@ def _tensors(path: Path, where: str) -> dict[str, Tensor]:
     if not isinstance(state, Mapping):
         what = f"{path} holds {type(state).__qualname__}, not a state dict"
         raise spec_error(where, what, "save model.state_dict()")
-    others = list[str]()
+    others: list[str] = []
     for name, value in state.items():
         if not isinstance(name, str) or not isinstance(value, torch.Tensor):
             others.append(str(name))
@@ -261,8 +261,8 @@ def _mismatched(model: Mapping[str, Tensor], state: Mapping[str, Tensor], path: 
     """Problems of tensors of another shape or kind; a lazy module's tensor takes the shape in the file."""
     from torch.nn.parameter import is_lazy
 
-    shapes = list[str]()
-    kinds = list[str]()
+    shapes: list[str] = []
+    kinds: list[str] = []
     for name, tensor in model.items():
         if name not in state:
             continue

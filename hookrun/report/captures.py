@@ -177,7 +177,7 @@ def _names(sample: DrawnRows, rows: list[int], facts: RunData) -> list[str]:
     places = torch.stack([source.sample_ids, source.positions], 1)
     by_epoch = len(places.unique(dim=0)) < len(places) and len(source.epochs.unique()) > 1
     by_split = len(source.split_numbers.unique()) > 1
-    names = list[str]()
+    names: list[str] = []
     for row in rows:
         split, number = sample.sample_of(row)
         if number < 0:
@@ -347,7 +347,7 @@ def idle_units(rows: Tensor, module_class: str) -> list[dict[str, Any]]:
         meaning = f"within 1 % of a bound of the range in {_OFTEN:.0%} of the values {examined}"
         masks.append(("saturated", meaning, _saturated(by_unit, *_RANGES[module_class])))
     masks.append(("constant", f"the same value {examined}", (low == high) & ~dead))
-    units = list[dict[str, Any]]()
+    units: list[dict[str, Any]] = []
     for what, meaning, mask in masks:
         which = mask.nonzero().flatten().tolist()
         if which:

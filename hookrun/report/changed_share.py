@@ -63,8 +63,8 @@ def changed_share(hook: PlannedHookRecord, facts: RunData) -> ChangedShare:
 
 def _curve(site: SiteRecord) -> Series:
     """The share in percent on each step."""
-    steps = list[float]()
-    shares = list[float]()
+    steps: list[float] = []
+    shares: list[float] = []
     for step, changed, total in sorted(site.by_step):
         steps.append(step)
         shares.append(100 * changed / max(total, 1))

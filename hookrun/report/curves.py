@@ -68,7 +68,7 @@ def curves_in(figures: Iterable[Figure]) -> int:
 
 def fold(figures: Iterable[Figure], room: int) -> list[Figure]:
     """The figures, of which those are folded that have more curves than there is still room for on the page."""
-    shown = list[Figure]()
+    shown: list[Figure] = []
     for figure in figures:
         is_folded = figure.folded or curves_in([figure]) > max(room, 0)
         shown.append(replace(figure, folded=is_folded))
@@ -98,7 +98,7 @@ def statistics_in(
 
     places: module or parameter -> its position in the model
     """
-    found = dict[tuple[str, str], list[Record]]()
+    found: dict[tuple[str, str], list[Record]] = {}
     for record in records:
         for name, value in recorded(record).items():
             if is_wanted(value):
@@ -114,7 +114,7 @@ def _by_module(
 ) -> tuple[dict[str, tuple[list[float], list[Any]]], str]:
     """Modules and unit of a statistic. Each rank that recorded its own rows has values of its own."""
     curves = grouped(records, place_of)
-    modules = dict[str, tuple[list[float], list[Any]]]()
+    modules: dict[str, tuple[list[float], list[Any]]] = {}
     restarts = False
     for key in sorted(curves, key=lambda key: places.get(key[0], len(places))):
         steps = [float(record["step"]) for record in curves[key]]
@@ -139,7 +139,7 @@ def statistics(
     places: module or parameter -> its position in the model
     marks:  mode and statistic -> those of its curves
     """
-    ranked = list[tuple[int, Figure]]()
+    ranked: list[tuple[int, Figure]] = []
     found = statistics_in(records, places, is_number)
     for name, mode, suffix, points, unit in sorted(found, key=lambda each: each.name != "norm"):
         is_gradient_norm = name == "norm" and are_gradients
@@ -165,7 +165,7 @@ def over_steps(
 
 
 def _series(points: Points, marks: Marks) -> list[Series]:
-    series = list[Series]()
+    series: list[Series] = []
     for path, (xs, ys) in points.items():
         series.append(Series(module_name(path), xs, ys, marks=marks.get(path, ())[:MOST_MARKS]))
     return series
@@ -248,7 +248,7 @@ def layer_map(
     mean = total / count
     valid = count > 0
     log = not (mean < 0).any() and spans_magnitudes(mean[mean > 0])
-    notes = list[str]()
+    notes: list[str] = []
     if block > 1:
         notes.append(f"a column is the mean of {block} {unit}s")
     share = -(-len(names) // most)
@@ -283,8 +283,8 @@ def _range_of(names: Sequence[str]) -> str:
 
 def _remarkable_layers(points: Points, unit: str, noun: str) -> Iterator[str]:
     """Texts that name the layers with the largest and smallest values, and those with zeros, NaN and infinities."""
-    sizes = dict[str, list[tuple[float, float]]]()
-    zero = list[str]()
+    sizes: dict[str, list[tuple[float, float]]] = {}
+    zero: list[str] = []
     for path, (steps, values) in points.items():
         pairs = zip(values, steps, strict=True)
         sizes[module_name(path)] = [
@@ -303,7 +303,7 @@ def _remarkable_layers(points: Points, unit: str, noun: str) -> Iterator[str]:
     if zero:
         yield f"exactly 0 throughout, {counted(len(zero), noun)}: {listed(zero, MOST_NAMED)}"
     for kind, is_kind in (("NaN", math.isnan), ("infinite", math.isinf)):
-        first = list[tuple[float, str]]()
+        first: list[tuple[float, str]] = []
         for path, (steps, values) in points.items():
             first += [(step, module_name(path)) for step in islice(compress(steps, map(is_kind, values)), 1)]
         first.sort(key=itemgetter(0))

@@ -89,7 +89,7 @@ def _pictures(path: str, statistic: Statistic, noun: str, quantiles: Sequence[st
 
 def _separated(at: Sequence[float], values: Sequence[Any]) -> tuple[dict[float, Histogram], Points]:
     """The histograms of at least one element by their place, and the numbers of each index over the places."""
-    histograms = dict[float, Histogram]()
+    histograms: dict[float, Histogram] = {}
     points = Points()
     for place, value in zip(at, values, strict=True):
         if isinstance(value, dict) and any(value["counts"]):

@@ -135,7 +135,7 @@ class RunData:
     @cached_property
     def called(self) -> dict[tuple[str, int], str]:
         """(split, sample) -> its file and class, if the run recorded them, short enough for a caption."""
-        captions = dict[tuple[str, int], str]()
+        captions: dict[tuple[str, int], str] = {}
         for line in self.samples.records:
             texts = [shortened(str(line[key]), 60) for key in ("file", "class") if line.get(key)]
             captions[line["split"], line["sample"]] = " · ".join(texts)
@@ -144,7 +144,7 @@ class RunData:
     @cached_property
     def pictures(self) -> dict[tuple[str, int], str]:
         """(split, sample) -> the URL of its picture, for samples of which the run kept one."""
-        pictures = dict[tuple[str, int], str]()
+        pictures: dict[tuple[str, int], str] = {}
         for line in self.kept_pictures.records:
             pictures[line["split"], line["sample"]] = f"data:image/png;base64,{line['png']}"
         return pictures
@@ -152,7 +152,7 @@ class RunData:
     @cached_property
     def sequences(self) -> dict[tuple[str, int], TokenSequence]:
         """(split, sample) -> its tokens, if the run recorded them."""
-        sequences = dict[tuple[str, int], TokenSequence]()
+        sequences: dict[tuple[str, int], TokenSequence] = {}
         for line in self.samples.records:
             if line.get("tokens"):
                 sequences[line["split"], line["sample"]] = TokenSequence.of(line, self.texts)
@@ -237,7 +237,7 @@ class RunData:
 def read_facts(path: Path) -> RunData:
     """Read everything except the captured tensors. Raises StoreError if there is no run."""
     run = open_run(path)
-    notes = list[str]()
+    notes: list[str] = []
     status = _status(run, notes)
 
     def attempt(part: str, read: Callable[[], T], otherwise: T) -> T:

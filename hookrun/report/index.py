@@ -100,14 +100,14 @@ def index_page(found: Runs) -> str:
     """The page of the runs, without the columns that are empty."""
     metrics = found.metrics
     kinds = dict.fromkeys(_WRAPPED, "w") | dict.fromkeys([*metrics, "duration"], "n")
-    columns = dict[str, list[str]]()
-    widths = dict[str, int]()
+    columns: dict[str, list[str]] = {}
+    widths: dict[str, int] = {}
     for key in [*_BEFORE_METRICS, *metrics[:MOST_METRICS], *_AFTER_METRICS]:
         texts = [shortened(_text(summary, key), _MOST_CELL) for summary in found.summaries]
         if any(texts):
             columns[key] = texts
             widths[key] = max(min(max(map(len, texts)), _WIDTH), len(key) + 4) + 2
-    rows = list[str]()
+    rows: list[str] = []
     size = 0
     for summary, *cells in zip(found.summaries, *columns.values(), strict=True):
         row = _row(summary, dict(zip(columns, cells, strict=True)), kinds)
@@ -115,7 +115,7 @@ def index_page(found: Runs) -> str:
         if size > MOST_BYTES:
             break
         rows.append(row)
-    notes = list[str]()
+    notes: list[str] = []
     in_python = f"all: hookrun.runs({str(found.folder)!r}).table()"
     if len(rows) < len(found):
         notes.append(f"The newest {len(rows):,} of {counted(len(found), 'run')} are shown; {in_python}")

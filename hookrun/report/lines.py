@@ -96,7 +96,7 @@ def sampled(
 
 def last_records(path: Path, model: type[Record], limit: int) -> list[dict[str, Any]]:
     """The valid records at the end of a file, in at most so many bytes; none if it can't be read."""
-    records = list[dict[str, Any]]()
+    records: list[dict[str, Any]] = []
     with suppress(StoreError), open_inside(path) as file:
         file.seek(max(os.fstat(file.fileno()).st_size - limit, 0))
         for line in file.read(limit).split(b"\n"):

@@ -111,7 +111,7 @@ def write_page(
 
     Every text on it is escaped, except `Markup`, which only this package makes.
     """
-    built = list[tuple[ReportSection[F], Any]]()
+    built: list[tuple[ReportSection[F], Any]] = []
     for part in get_args(Place):
         for section in sections:
             if section.place == part and (data := section.build(facts)):

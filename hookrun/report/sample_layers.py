@@ -60,9 +60,9 @@ def sample_layers(captures: Sequence[StoredCapture], facts: RunData) -> SampleCh
     """
     preferred = facts.pictures.keys() | facts.sequences.keys()
     most = max(1, min(MOST_SAMPLES, MOST_PICTURES // max(len(facts.captured), 1)))
-    samples = dict[tuple[str, int], SampleLayers]()
-    notes = list[str]()
-    without = list[str]()
+    samples: dict[tuple[str, int], SampleLayers] = {}
+    notes: list[str] = []
+    without: list[str] = []
     for capture in sorted(captures, key=attrgetter("number")):
         name = module_name(place(capture))
         has_rows = False

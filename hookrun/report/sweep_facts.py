@@ -141,7 +141,7 @@ def _job(folder: Path, path: Path) -> JobData:
 
 def _overrides(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """Key -> value of the overrides that a job was started with, and its tags and note."""
-    overrides = dict[str, str]()
+    overrides: dict[str, str] = {}
     for text in read_yaml(path / OVERRIDES, path, list):
         key, _, value = str(text).lstrip("+").partition("=")
         overrides[key] = value
@@ -276,7 +276,7 @@ class SweepData:
     def settings_of(self, jobs: Iterable[JobData]) -> list[Setting]:
         """The settings of the jobs, in the order of the jobs."""
         keys = [key for key in self.varied if key not in self.averaged]
-        settings = list[Setting]()
+        settings: list[Setting] = []
         for values, of_setting in grouped(
             jobs, lambda job: tuple(self.given(job, key) for key in keys)
         ).items():
@@ -316,7 +316,7 @@ class SweepData:
 
     def without_hooks(self, setting: Setting) -> float | None:
         """The mean objective of the baselines of the setting's jobs; None if it is not known."""
-        values = dict[str, float | None]()
+        values: dict[str, float | None] = {}
         for job in setting.jobs:
             baseline = self.baseline_of(job)
             if baseline is not None:

@@ -48,7 +48,7 @@ def sweep_headline(facts: SweepData) -> str:
 def _common(summaries: Sequence[RunSummary], swept: Collection[str]) -> RunSummary:
     """The first summary without the names that differ between all of them, and without the overrides of swept keys."""
     first = summaries[0]
-    changes = dict[str, Any]()
+    changes: dict[str, Any] = {}
     for part in ("experiment", "task", "model", "source"):
         if len({getattr(summary, part) for summary in summaries}) > 1:
             changes[part] = ""

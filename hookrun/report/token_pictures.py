@@ -156,7 +156,7 @@ class Pattern:
 
     def _table(self, numbers: list[int]) -> Table:
         kinds = self._kinds()
-        rows = list[tuple[str, ...]]()
+        rows: list[tuple[str, ...]] = []
         for head, values in zip(numbers[:MOST_NUMBERED], self.heads, strict=False):
             means = [_mean_attention(values, pairs) for pairs in kinds.values()]
             rows.append((str(head), *means, self._strongest(values)))
@@ -166,10 +166,10 @@ class Pattern:
     def _kinds(self) -> dict[str, list[tuple[int, int]]]:
         """Kind of key -> row of the query, position of the key."""
         ids = self.sequence.ids
-        first = list[tuple[int, int]]()
-        before = list[tuple[int, int]]()
-        same = list[tuple[int, int]]()
-        copies = list[tuple[int, int]]()
+        first: list[tuple[int, int]] = []
+        before: list[tuple[int, int]] = []
+        same: list[tuple[int, int]] = []
+        copies: list[tuple[int, int]] = []
         for row, query in enumerate(self.queries):
             if query == 0:
                 continue
@@ -244,7 +244,7 @@ def head_picture(
 
 
 def _short_names(names: Sequence[str]) -> list[str]:
-    short = list[str]()
+    short: list[str] = []
     for name in names:
         if len(name) > _LONGEST_NAME:
             name = f"{name[: _LONGEST_NAME - 1]}…"
@@ -353,7 +353,7 @@ def _log_probabilities(logits: Tensor, sequence: TokenSequence) -> list[Token]:
     if targets.count(None) == len(targets) or max(numbers) >= logits.shape[1]:
         return []
     scores = logits[sequence.before :][:MOST_TOKENS].double().log_softmax(-1)
-    tokens = list[Token]()
+    tokens: list[Token] = []
     for at, (text, target) in enumerate(zip(sequence.names, targets, strict=False)):
         if target is None:
             tokens.append(Token(text, at, None, (number(None),)))
@@ -395,8 +395,8 @@ def strips(
     colours, scale = shaded(np.array(values, dtype=np.float64))
     shades = iter(colours)
     shown = iter(values)
-    rows = list[tuple[str, ...]]()
-    drawn = dict[str, list[dict[str, Any]]]()
+    rows: list[tuple[str, ...]] = []
+    drawn: dict[str, list[dict[str, Any]]] = {}
     for name, of_sample in samples.items():
         drawn[name] = []
         for token in of_sample:

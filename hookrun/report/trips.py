@@ -21,7 +21,7 @@ def trips_line(facts: RunData) -> str:
 
 def marks_on(hook_type: str | None, facts: RunData) -> dict[tuple[str, str], dict[str, list[Mark]]]:
     """Mode and statistic -> name of a curve of hooks of a type -> the marks that rules of this type set on it."""
-    marks = dict[tuple[str, str], dict[str, list[Mark]]]()
+    marks: dict[tuple[str, str], dict[str, list[Mark]]] = {}
     for record in facts.trips:
         rule = facts.planned.get(record["hook"])
         if rule is not None and rule.hook == hook_type:

@@ -102,7 +102,7 @@ class Bundling:
                 hint = "name the run that trained it, with train.checkpoint.save=best"
                 raise spec_error(hook.spec.where, what, hint)
             return None
-        values = dict[str, Tensor]()
+        values: dict[str, Tensor] = {}
         with open_tensors(path, self.run.path) as file:
             stored = set(file.keys())
             for match in hook.matches:
@@ -188,7 +188,7 @@ def _of_run(run: Run) -> Bundling:
 def _left_out(plan: ResolvedPlan, *, trained: bool) -> dict[str, str]:
     """Name of a hook -> why it is not handed on; trained: the run has trained the model."""
     passed = {name for name, _ in passed_on(plan.hooks)}
-    reasons = dict[str, str]()
+    reasons: dict[str, str] = {}
     for hook in plan.hooks:
         action = hook.spec.action
         name = hook.spec.name
@@ -204,7 +204,7 @@ def _left_out(plan: ResolvedPlan, *, trained: bool) -> dict[str, str]:
 
 def _selectors(hook: PlannedHook) -> str | list[str]:
     """Exactly the modules or parameters that the hook had."""
-    paths = list[str]()
+    paths: list[str] = []
     for match in hook.matches:
         parameters = [f"{match.path}.{name}".lstrip(".") for name in match.matched_parameters]
         paths += parameters or [match.path]
@@ -218,7 +218,7 @@ def _planned(run: Run, specs: list[HookSpec], runs: RunReferences) -> ResolvedPl
     stored = plan.get("hooks", [])
     if by_name.keys() != {hook["name"] for hook in stored}:
         raise spec_error("RUN", f"{run.path}: {CONFIG} and {PLAN} have different hooks", "make the run again")
-    hooks = list[PlannedHook]()
+    hooks: list[PlannedHook] = []
     for hook in stored:
         spec = by_name[hook["name"]]
         _require_portable(spec)
@@ -293,7 +293,7 @@ def _texts(made: Bundling) -> dict[str, str]:
 
 def _record(made: Bundling, files: Mapping[str, str]) -> dict[str, Any]:
     """model.json; files: the hash of each file in a folder."""
-    sites = dict[str, Any]()
+    sites: dict[str, Any] = {}
     for hook in made.plan.hooks:
         sites[hook.spec.name] = [
             {"path": each.path, "class": each.type, "shape": each.shape} for each in hook.matches
@@ -314,7 +314,7 @@ def _write_values(made: Bundling, folder: Path) -> dict[str, str]:
     """Write the tensors and the autoencoders; returns the hash of each file of these."""
     with new_file(folder / TENSORS) as file:
         write_tensors(file, made.tensors)
-    hashes = dict[str, str]()
+    hashes: dict[str, str] = {}
     for name, autoencoder in made.folders.items():
         (folder / name).mkdir()
         write_json(folder / name / AUTOENCODER, autoencoder.config.model_dump(exclude_unset=True))

@@ -53,8 +53,8 @@ class ModuleTable(Shown):
         self.picked = tuple(picked)
         self.unchecked = plan.unchecked
         self._matches = matches
-        rows = dict[str, ModuleRow]()
-        aliases = dict[str, str]()
+        rows: dict[str, ModuleRow] = {}
+        aliases: dict[str, str] = {}
         for path, match in matches.items():
             taken = inputs[path].shape
             rows[path] = ModuleRow(path, match.type, match.parameters, taken, match.shape, path in picked)

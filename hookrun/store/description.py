@@ -105,7 +105,7 @@ def describe(folder: Path) -> tuple[Description, str]:
 
     A file that does not exist says nothing.
     """
-    faults = list[str]()
+    faults: list[str] = []
 
     def attempt(name: str, read: Callable[[Path], T], otherwise: T) -> T:
         if not os.path.lexists(folder / name):
@@ -189,7 +189,7 @@ def last_metrics(path: Path) -> dict[str, float]:
         texts = file.read(_TAIL).split(b"\n")
     if size > _TAIL:
         del texts[0]  # its beginning was not read
-    lines = list[dict[str, Any]]()
+    lines: list[dict[str, Any]] = []
     for text in texts:
         with suppress(ValueError):
             line = decode(text)

@@ -116,7 +116,7 @@ def _writing(file: BinaryIO, suffix: str, schema: Any) -> Iterator[Callable[[Any
 def _table(rows: StoredCapture, schema: Any) -> Any:
     """The rows as an Arrow table."""
     arrow = installed("pyarrow")
-    columns = list[Any]()
+    columns: list[Any] = []
     for name in _NAMES:
         columns.append(arrow.repeat(getattr(rows, name), len(rows)))
     for attribute in _TEXTS.values():

@@ -35,8 +35,8 @@ class FoldRecord(Record):
 
 def write_folds(folder: Path, folds: Folds) -> Path:
     """Write the file into a run directory, and return its path."""
-    contents = list[dict[str, object]]()
-    tensors = dict[str, Tensor]()
+    contents: list[dict[str, object]] = []
+    tensors: dict[str, Tensor] = {}
     for hook, modules in folds.items():
         for module, fold in modules.items():
             for name, tensor in fold.tensors.items():
@@ -55,7 +55,7 @@ def read_folds(folder: Path, aliases: Mapping[str, str]) -> Lookup[Lookup[Folded
     aliases: another name of a module -> its path
     """
     path = folder / FOLDS
-    found = dict[str, dict[str, Folded]]()
+    found: dict[str, dict[str, Folded]] = {}
     if os.path.lexists(path):
         tensors, about = read_tensors(path, folder)
         try:

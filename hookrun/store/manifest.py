@@ -50,7 +50,7 @@ def write_manifest(
         for index in index_names(folder / name):
             for _, record in read_lines(folder / name / index, folder):
                 hashes[f"{name}/{record['shard']}"] = record["bytes"], record["sha256"]
-    files = dict[str, dict[str, Any]]()
+    files: dict[str, dict[str, Any]] = {}
     missing = {*written, *hashes}
     for path, info in _judged_files(folder):
         if not stat.S_ISREG(info.st_mode):

@@ -40,7 +40,7 @@ def named_files(config: Mapping[str, Any], run: Path | None = None) -> dict[str,
     run: the run directory of the configuration itself, which is left out
     """
     data = set(_paths(config.get("data")))
-    contents = dict[str, str]()
+    contents: dict[str, str] = {}
     for text in _paths(config):
         if run is not None and Path(text).expanduser().resolve() == run.resolve():
             continue
@@ -93,7 +93,7 @@ def _file_content(path: Path, size: int) -> str:
 
 
 def _folder_content(folder: Path) -> str:
-    names = list[str]()
+    names: list[str] = []
     for parent, _, files in os.walk(folder):
         names += [os.path.normpath(os.path.join(os.path.relpath(parent, folder), name)) for name in files]
     names.sort()

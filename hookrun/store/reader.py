@@ -212,7 +212,7 @@ class Run(Shown):
         files = list(streams())
         for folder in (CAPTURES, PREDICTIONS):
             files += [f"{folder}/{name}" for name in index_names(self.path / folder)]
-        notes = list[str]()
+        notes: list[str] = []
         if self.cut_off:
             notes.append(self.cut_off)
         for name in files:
@@ -258,7 +258,7 @@ class Run(Shown):
             by_number = [self._target(used, samples[number]) for number in numbers.tolist()]
             return torch.stack(by_number)[sample_of]
         at_tokens = bool((positions >= 0).all())
-        targets = list[Tensor]()
+        targets: list[Tensor] = []
         for inputs, target in map(samples.__getitem__, numbers.tolist()):
             assert isinstance(inputs, dict)  # they are of tokens
             if at_tokens:
@@ -304,7 +304,7 @@ class Run(Shown):
             raise HookrunError(
                 f"{capture.label}: some rows do not belong to a sample of the data and have no label"
             )
-        by_split = list[Tensor]()
+        by_split: list[Tensor] = []
         for part in splits.unique().tolist():
             of_split = splits == part
             by_split.append(self._labels(ids[of_split], positions[of_split], SPLITS[part]))
@@ -411,14 +411,14 @@ class Run(Shown):
             raise HookrunError("the run captured nothing: there is nothing to export")
         if target.is_dir() and any(target.iterdir()):
             raise StoreError(f"{target} is a folder that is not empty: give another name")
-        names = list[str]()
+        names: list[str] = []
         for each in chosen:
             name = f"{each.hook}/{each.module}"
             names.append(f"{name}/{each.path}" if each.path else name)
         if target.suffix != ".safetensors":
             export_rows(target, chosen)
             return names
-        tensors = dict[str, Tensor | Chunks]()
+        tensors: dict[str, Tensor | Chunks] = {}
         for name, each in zip(names, chosen, strict=True):
             tensors[name] = Chunks(each.dtype, each.shape, each.batches(ROWS_AT_ONCE))
             tensors[f"{name}.sample_ids"] = each.sample_ids
@@ -452,7 +452,7 @@ class Run(Shown):
     @property
     def _stored_as(self) -> dict[str, str]:
         """Every name of a hooked module -> its path."""
-        stored_as = dict[str, str]()
+        stored_as: dict[str, str] = {}
         for hook in self.plan.get("hooks", []):
             for target in hook.get("targets", []):
                 stored_as |= dict.fromkeys(target.get("names", []), target["path"])

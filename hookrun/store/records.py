@@ -430,7 +430,7 @@ def fitting(place: Path | str, content: Any, model: type[T]) -> T:
 
 def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     """The items by their key, in the order in which the keys first occur."""
-    groups = dict[K, list[T]]()
+    groups: dict[K, list[T]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
     return groups

@@ -89,7 +89,7 @@ class RowFolder(Run):
                 f"{run.path} captured several splits, and the files of {self.path} do not say of which their rows are: "
                 "compare with a run of one split"
             )
-        files = list[PlainFile]()
+        files: list[PlainFile] = []
         for file in self.files:
             entries = [replace(entry, hook=name) for entry in file.entries]
             files.append(replace(file, entries=entries, split=min(splits)))
@@ -104,7 +104,7 @@ class _SamplesOfFiles(SampleTable):
 
     @cached_property
     def lines(self) -> list[dict[str, Any]]:
-        lines = list[dict[str, Any]]()
+        lines: list[dict[str, Any]] = []
         for file in self.files:
             split = SPLITS[file.split] if file.split >= 0 else ""
             count = file.entries[0].rows if file.each_file == "samples" else 1
@@ -167,7 +167,7 @@ def _joined(folder: Path, keys: RowFiles, paths: Iterable[Path]) -> Iterator[Pla
     selector = parse_selector(keys.key)
     select = lru_cache(lambda names: selector.select(Tree.of_names(names)))
     are_samples = keys.each_file == "samples"
-    kinds = dict[str, tuple[tuple[str, tuple[int, ...]], Path]]()
+    kinds: dict[str, tuple[tuple[str, tuple[int, ...]], Path]] = {}
     counts = Counter[str]()
     for number, path in enumerate(sorted(paths, key=_natural)):
         tensors = _tensors(path, folder)

@@ -178,7 +178,7 @@ class RunDir:
 
         Buffered captured rows are written as shards, StoreError if that fails; the lines are on the disk after `sync`.
         """
-        shards = dict[str, Any]()
+        shards: dict[str, Any] = {}
         for name, before in self._before.items():
             if name in self._writers:
                 shards[name] = self._writers[name].position()
@@ -302,7 +302,7 @@ class RunDir:
 
     def _indexes(self) -> dict[str, Any]:
         """The indexes of this rank -> bytes and SHA-256."""
-        indexes = dict[str, Any]()
+        indexes: dict[str, Any] = {}
         for folder in self._before:
             if self._writer(folder).shards:
                 name = f"{folder}/{index_name(self.ranks.rank)}"
@@ -538,7 +538,7 @@ def environment(argv: Sequence[str] | None = None, device: str | None = None) ->
         module = torch.get_device_module(chosen)
         if hasattr(module, "get_device_name"):
             device_name = module.get_device_name(chosen)
-    of_cuda = dict[str, Any]()
+    of_cuda: dict[str, Any] = {}
     if chosen.type == "cuda":
         of_cuda["cublas_workspace"] = os.environ.get(WORKSPACE)
     return {

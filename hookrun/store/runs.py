@@ -87,7 +87,7 @@ class Runs(Shown, Sequence["Run"]):
         return f"<{counted(len(self), 'run')} of {self.folder}: {states or 'none'}>"
 
     def _view(self) -> View:
-        rows = list[list[str | float | None]]()
+        rows: list[list[str | float | None]] = []
         for summary in self.summaries[:MOST_ROWS]:
             about = [summary.name, summary.started[:16], summary.duration, summary.status]
             rows.append([*about, *map(summary.metrics.get, self.metrics), headline(summary)])
@@ -121,8 +121,8 @@ class Runs(Shown, Sequence["Run"]):
     def sorted(self, by: str, reverse: bool = False) -> Runs:
         """The runs ordered by a key as in `where`; those that have nothing there, or NaN, come last."""
         refuse(self._problems(by))
-        ordered = list[RunSummary]()
-        last = list[RunSummary]()
+        ordered: list[RunSummary] = []
+        last: list[RunSummary] = []
         for summary in self.summaries:
             is_nan = value_of(summary, by) != value_of(summary, by)
             place = ordered if has_value(summary, by) and not is_nan else last
@@ -145,7 +145,7 @@ class Runs(Shown, Sequence["Run"]):
         `started` is a time, `duration` is in seconds, and `hooks`, `overrides` and `tags` are texts.
         HookrunError if the library is not installed.
         """
-        columns = dict[str, list[Any]]()
+        columns: dict[str, list[Any]] = {}
         for key in (*COLUMNS, *self.metrics):
             columns[key] = [cell_of(summary, key) for summary in self.summaries]
         columns["started"] = list(map(_time, columns["started"]))
@@ -202,7 +202,7 @@ def is_run(folder: Path) -> bool:
 
 def _found_at(root: Path, names: Iterable[str]) -> list[RunSummary]:
     """The summaries of the runs of these names in the folder, and of those below folders of these names."""
-    found = list[RunSummary]()
+    found: list[RunSummary] = []
     for name in names:
         if name.startswith("."):
             continue

@@ -57,8 +57,8 @@ def measures(line: Line) -> dict[str, float]:
 
 def latest(lines: Iterable[Line]) -> tuple[dict[str, float], dict[str, float]]:
     """``split/name`` -> the last value of each metric: of whole passes, and of single batches."""
-    means = dict[str, float]()
-    batches = dict[str, float]()
+    means: dict[str, float] = {}
+    batches: dict[str, float] = {}
     for line in lines:
         of_line = batches if is_batch(line) else means
         of_line.update(measures(line))

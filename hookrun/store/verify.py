@@ -65,7 +65,7 @@ class _Findings:
     @contextmanager
     def judging(self, name: str) -> Iterator[list[str]]:
         """Record a StoreError in the block as the fault of the file, and the texts of the list as notes on it."""
-        notes = list[str]()
+        notes: list[str] = []
         try:
             yield notes
         except StoreError as error:
@@ -87,7 +87,7 @@ def verify(path: Path) -> Verified:
         contradiction = _contradiction(status)
         if contradiction:
             raise StoreError(f"{folder / STATUS} contradicts itself: {contradiction}")
-    shards = dict[str, Shard]()
+    shards: dict[str, Shard] = {}
     for name in (CAPTURES, PREDICTIONS):
         with findings.judging(f"{name}/{INDEX}") as notes:
             shards |= {f"{name}/{shard.file}": shard for shard in read_index(folder / name, notes)}

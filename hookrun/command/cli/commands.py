@@ -429,7 +429,7 @@ def _listed(names: list[str]) -> str:
 
 def _described(app: App, group: str) -> str:
     """One line for each name of a group, with its summary. The width of the name column is set per subfolder."""
-    lines = list[str]()
+    lines: list[str] = []
     for _, folder in groupby(app.options(group), key=lambda name: name.rpartition("/")[0]):
         names = list(folder)
         width = min(max(len(printable(name)) for name in names), LINE // 2)
@@ -446,7 +446,7 @@ def _summary(folders: list[Path], group: str, name: str) -> str:
     file = next(filter(Path.is_file, files), None)
     if file is None:
         return ""
-    comments = list[str]()
+    comments: list[str] = []
     for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
         line = line.strip()
         if line and not line.startswith("#"):

@@ -278,7 +278,7 @@ def composed_again(
             place_run(stored_cfg, folder, stores=False)
             before = plain_run(stored_cfg)
             before.setdefault("hooked", True)  # a run of an earlier version does not store it
-            lines = list[str]()
+            lines: list[str] = []
             for key, old, new in differences(before, plain_run(cfg)):
                 if key not in _FREE and not key.startswith(tuple(f"{free}." for free in _FREE)):
                     lines.append(f"{key}: {old!r:.100} there, {new!r:.100} now")
@@ -346,7 +346,7 @@ def agreed(ranks: Ranks) -> Iterator[dict[str, Any]]:
     An error on rank 0 is raised there, and RefusedByMain on the other ranks. If only another rank fails, rank 0 raises
     HookrunError with that rank's message; for facts that differ, SpecError with each of them.
     """
-    facts = dict[str, Any]()
+    facts: dict[str, Any] = {}
     failure: HookrunError | None = None
     try:
         yield facts

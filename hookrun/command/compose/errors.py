@@ -126,7 +126,7 @@ def wrong_overrides(command: Composition) -> list[Problem]:
     parsed, problems = _parsed(command)
     if problems:
         return problems
-    keys = list[Override]()
+    keys: list[Override] = []
     others = list[Override]()  # those that decide which files are read, and the swept ones
     wrong_groups = set[str]()
     for override in parsed:
@@ -162,8 +162,8 @@ def wrong_overrides(command: Composition) -> list[Problem]:
 
 def _parsed(command: Composition) -> tuple[list[Override], list[Problem]]:
     """The overrides that can be read, and the problems of the others."""
-    parsed = list[Override]()
-    problems = list[Problem]()
+    parsed: list[Override] = []
+    problems: list[Problem] = []
     words = list(command.overrides)
     while words:
         if problem := split_at_spaces(words, command.app):
@@ -551,7 +551,7 @@ def _named_file(error: Exception, command: Composition | None) -> str:
 
 def _wrong_groups(file: str, groups: Collection[str]) -> list[str]:
     """Each group that the file's defaults list overrides and that does not exist."""
-    wrong = list[str]()
+    wrong: list[str] = []
     for item in OmegaConf.select(load(Path(file)), "defaults") or []:
         for key in item if OmegaConf.is_dict(item) else ():
             group = str(key).split()[-1].removeprefix("/").partition("@")[0]  # `override /model@x`
@@ -569,7 +569,7 @@ def origins_told(cfg: DictConfig) -> Iterator[None]:
     try:
         yield
     except Refusal as error:
-        origins = dict[str, str]()
+        origins: dict[str, str] = {}
         for path, text in nested(OmegaConf.to_container(cfg, resolve=False)):
             if isinstance(text, str) and "${" in text:
                 origins[path] = text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"

@@ -85,7 +85,7 @@ def _split(cfg: DictConfig) -> Split:
 
 def given_in(config: Any) -> list[str]:
     """The sections of a stored configuration in whose place something was given from Python."""
-    names = list[str]()
+    names: list[str] = []
     for name in SECTIONS:
         section = config.get(name) if isinstance(config, Mapping) else None
         if isinstance(section, Mapping) and section.get("name") == GIVEN:
@@ -124,7 +124,7 @@ def require_same(cfg: DictConfig, given: Given, folder: Path) -> None:
     """
     task = _task(cfg)
     is_in_state = task is not None and task.trains and any((folder / CHECKPOINTS).glob("state_*"))
-    lines = list[str]()
+    lines: list[str] = []
     for name, section in given.sections(_split(cfg)).items():
         for key, before, now in differences(cfg[name].args, section["args"]):
             if key != "weights" or not is_in_state:

@@ -70,7 +70,7 @@ def acting_keys(content: Any, where: str) -> list[Problem]:
 
     content: plain values, nested at most 64 deep
     """
-    problems = list[Problem]()
+    problems: list[Problem] = []
     for path, _ in nested(content):
         key = path.rpartition(".")[2]
         if key in _ACTING_KEYS:
@@ -118,7 +118,7 @@ def wrong_settings(section: Any, groups: Collection[str], plugins: Collection[st
     """
     if not isinstance(section, Mapping):
         return [Problem("hydra", f"found {section!r}, expected a mapping", "")]
-    problems = list[Problem]()
+    problems: list[Problem] = []
     for key, value in section.items():
         problems += _setting(key, value, groups, plugins)
     return problems

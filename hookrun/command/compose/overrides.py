@@ -52,8 +52,8 @@ def _parted(key: str, overrides: Sequence[str]) -> tuple[list[tuple[str, Any]], 
     are special to Hydra.
     """
     pattern = re.compile(rf"\+{{0,2}}{key}=(.*)", re.DOTALL)
-    typed = list[tuple[str, Any]]()
-    others = list[str]()
+    typed: list[tuple[str, Any]] = []
+    others: list[str] = []
     for override in overrides:
         if (found := pattern.fullmatch(override)) is None:
             others.append(override)

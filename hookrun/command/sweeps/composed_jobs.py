@@ -119,7 +119,7 @@ def jobs_of(
             job.cfg = None
         return job
 
-    jobs = list[ComposedJob]()
+    jobs: list[ComposedJob] = []
     refused = 0
     for overrides in named:
         job = compose(overrides) if refused < most_refused else ComposedJob(app, cfg, overrides)
@@ -127,7 +127,7 @@ def jobs_of(
         jobs.append(job)
     unhooked = {job.without_hooks: job for job in reversed(jobs) if not job.is_hooked}
     compared = [job for job in jobs if job.without_hooks and job.without_hooks not in unhooked]
-    baselines = list[ComposedJob]()
+    baselines: list[ComposedJob] = []
     for alike in grouped(compared, lambda job: job.without_hooks).values():
         own = [text for text in alike[0].overrides if root_of(text) != HOOKED]
         shared = [text for text in own if all(text in job.overrides for job in alike)]

@@ -51,7 +51,7 @@ NOT_STARTED = -1
 
 PAGE_SECONDS = 10
 """The least time between two pages of a running sweep."""
-_next_page = dict[Path, float]()
+_next_page: dict[Path, float] = {}
 
 
 class JobFailed(HookrunError):

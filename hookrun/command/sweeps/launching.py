@@ -123,7 +123,7 @@ class SweepRun(Launcher):
 
     def _chosen(self, job_overrides: Sequence[Overrides]) -> list[ComposedJob]:
         """The jobs that a sweeper has just chosen."""
-        jobs = list[ComposedJob]()
+        jobs: list[ComposedJob] = []
         for number, overrides in enumerate(job_overrides, self._launched):
             job = composed_job(self.app, self.cfg, sorted(overrides, key=self._place))
             job.number = number
@@ -203,7 +203,7 @@ def launch_serially(launcher: BasicLauncher, jobs: Sequence[ComposedJob]) -> lis
     configure_log(config.hydra.hydra_logging, config.hydra.verbose)
     Path(str(config.hydra.sweep.dir)).mkdir(parents=True, exist_ok=True)
     log.info(f"Launching {len(jobs)} jobs locally")
-    results = list[JobReturn]()
+    results: list[JobReturn] = []
     for job in jobs:
         if cast(SweepJob, task).lines is None:  # else the job prints its line when it has ended
             log.info(f"\t#{job.number} : {' '.join(filter_overrides(job.overrides))}")
@@ -231,7 +231,7 @@ def interrupted(interruption: KeyboardInterrupt, sweep_dir: Path, jobs: Sequence
     from hookrun.report.sweep_facts import find_jobs
 
     shared = set.intersection(*(set(job.overrides) for job in jobs)) if jobs else set()
-    missing = list[str]()
+    missing: list[str] = []
     for number, job in enumerate(jobs):
         if job.exit_code is None and not (job.run_dir / STATUS).exists():
             varied = [text for text in filter_overrides(job.overrides) if text not in shared]

@@ -92,7 +92,7 @@ class NeededRuns:
 
         Raises SpecError, also for a need which itself needs a run that is not named before it.
         """
-        before = list[Need]()
+        before: list[Need] = []
         for name, need in experiment.settings.needs.items():
             where = f"needs.{name}"
             before.append(need)

@@ -182,7 +182,7 @@ class JobDirectories:
 
         Raises SpecError if there is none, or if a job would write through a symbolic link.
         """
-        new = list[tuple[ComposedJob, DictConfig]]()
+        new: list[tuple[ComposedJob, DictConfig]] = []
         for job in jobs:
             if names := self._left[job.config]:
                 job.name = names.pop(0)

@@ -245,8 +245,8 @@ def _validated(
 
     Stops after MOST_REFUSED invalid jobs. A job that has finished is left out: it does not run again.
     """
-    experiments = dict[int, Experiment]()
-    run_dirs = dict[Path, int]()
+    experiments: dict[int, Experiment] = {}
+    run_dirs: dict[Path, int] = {}
     shown = set[int]()
     refused = {number: job.error for number, job in enumerate(jobs) if job.error is not None}
     for number, composed in enumerate(jobs):
@@ -395,13 +395,13 @@ def _check(
 
 def _grouped(errors: Mapping[int, SpecError | CompileError], jobs: Sequence[ComposedJob]) -> list[Problem]:
     """Each distinct problem once, with the first job that has it."""
-    numbers = dict[Problem, list[int]]()
+    numbers: dict[Problem, list[int]] = {}
     for number in sorted(errors):
         for problem in errors[number].errors:
             numbers.setdefault(problem, []).append(number)
     overrides = [_typed(job) for job in jobs]
     common = set(overrides[0]).intersection(*overrides)
-    problems = list[Problem]()
+    problems: list[Problem] = []
     for problem, (first, *others) in islice(numbers.items(), MOST_PROBLEMS):
         where = f"job {_named(first, overrides[first])}"
         if problem.where:
@@ -436,7 +436,7 @@ def _named(number: int, overrides: Sequence[str]) -> str:
 
 def _why_no_job(app: App, cfg: DictConfig) -> list[Problem]:
     """The problem of each override that stands for no value at all."""
-    problems = list[Problem]()
+    problems: list[Problem] = []
     for override in app.swept(cfg):
         if override.is_discrete_sweep() and next(iter(override.sweep_iterator()), None) is None:
             key = override.key_or_group
@@ -463,7 +463,7 @@ def _why_no_value(key: str, value: Any, options: list[str]) -> tuple[str, str]:
 
 def _set_twice(app: App, cfg: DictConfig) -> Iterator[Problem]:
     """The problem of each key that is swept and set again: jobs with different overrides would be the same."""
-    swept = dict[str, Override]()  # by the key paths that they set
+    swept: dict[str, Override] = {}  # by the key paths that they set
     for override in app.swept(cfg):
         key = key_of(override.get_key_element())
         values = override.sweep_iterator() if override.is_choice_sweep() else [override.value()]

@@ -84,7 +84,7 @@ class Rules:
         else:
             place = record["mode"], record["path"], record["call"]
             window = self._windows.setdefault(place, Window(self.steps, len(numbers)))
-        failures = list[dict[str, Any]]()
+        failures: list[dict[str, Any]] = []
         for name, units in window.begins_to_break(self.bounds, numbers):
             if name == NOT_FINITE or len(units) >= self.share * len(numbers):
                 failures.append({**record, **self._failure(name, units, numbers, record["step"])})
@@ -123,7 +123,7 @@ class Rules:
 
     def state_dict(self) -> dict[str, Any]:
         """The windows, as plain values and tensors."""
-        windows = list[Any]()
+        windows: list[Any] = []
         for place, window in self._windows.items():
             windows.append([list(place), window.numbers.clone(), window.seen, dict(window.broken)])
         return {"of": self.of, "steps": self.steps, "windows": windows}

@@ -263,8 +263,8 @@ def on_cpu(flat: Tensor, names: Collection[str]) -> dict[str, Any]:
     extremes_wanted = "min" in names or "max" in names or "abs_max" in names
     total = 0.0
     squares = 0.0
-    lows = list["Tensor"]()
-    highs = list["Tensor"]()
+    lows: list[Tensor] = []
+    highs: list[Tensor] = []
     for part in flat.split(CPU_BLOCK):
         total += part.sum().item()
         if squares_wanted:

@@ -63,7 +63,7 @@ def followers_of(calls: Iterable[tuple[Shapes, Shapes]], sizes: tuple[int, int])
 
     calls: the shapes of each call in two runs, whose batches have these sizes
     """
-    followers = dict[str, tuple[int, ...]]()
+    followers: dict[str, tuple[int, ...]] = {}
     for small, large in calls:
         for path, shape in small.items():
             other = large.get(path, ())

@@ -156,8 +156,8 @@ class ModelNames:
     def tree(self) -> Tree:
         """The modules, with all of their names. Globs pass over those without a forward, but not in its `whole`."""
         types = {cls: _type_names(cls) for cls in set(map(type, self.modules.values()))}
-        nodes = dict[str, Node]()
-        numbered = dict[str, list[str]]()
+        nodes: dict[str, Node] = {}
+        numbered: dict[str, list[str]] = {}
         silent = set[str]()
         for path, module in self.modules.items():
             size = sum(map(_numel, nn.Module.parameters(module)))  # a module may redefine `parameters`
@@ -204,7 +204,7 @@ class ModelNames:
         return self._trees[readings]
 
     def _tree_of_parameters(self, names: Iterable[str], first: Mapping[str, str]) -> Tree:
-        nodes = dict[str, Node]()
+        nodes: dict[str, Node] = {}
         numbered = {path: [*children] for path, children in self.tree.numbered.items()}
         for name in dict.fromkeys(names):
             container, _, last = name.rpartition(".")
@@ -235,7 +235,7 @@ class ModelNames:
         if not spec.takes_parameters:
             return tuple(self.match(path, on_parameters=False) for path in dict.fromkeys(paths))
         parameters = self._matched_parameters(selector)
-        matches = list[Match]()
+        matches: list[Match] = []
         for path in dict.fromkeys((*paths, *parameters)):
             match = self.match(path, on_parameters=False)
             matches.append(replace(match, matched_parameters=tuple(parameters.get(path, ()))))
@@ -333,7 +333,7 @@ class ModelNames:
     @cached_property
     def unhookable(self) -> Mapping[int, Unhookable]:
         """id of a module -> why hooks on it would never fire; found in the whole model."""
-        reasons = dict[int, Unhookable]()
+        reasons: dict[int, Unhookable] = {}
         for path, module in self.modules.items():  # the outermost first: it is the one that is named
             reason = unhookable(module)
             if reason is None:
@@ -347,7 +347,7 @@ class ModelNames:
 
     def inside(self) -> dict[str, Match]:
         """Path -> each module that only a compiled or scripted module calls; its shape says that it takes no hooks."""
-        matches = dict[str, Match]()
+        matches: dict[str, Match] = {}
         for path, module in self.modules.items():
             why = self.unhookable.get(id(module))
             if why is not None and path == self.first_name(path):
@@ -389,7 +389,7 @@ def _names_in(parameters: Mapping[str, Iterable[str]]) -> list[str]:
 
 def _names_by_object(objects: Mapping[str, object]) -> dict[int, list[str]]:
     """id of an object -> all of its names."""
-    names = dict[int, list[str]]()
+    names: dict[int, list[str]] = {}
     for name, named in objects.items():
         names.setdefault(id(named), []).append(name)
     return names

@@ -134,7 +134,7 @@ class PlannedHook(Completed):
     @cached_property
     def points(self) -> dict[str, str]:
         """Path of each point that its action adds -> the path of the module at which it is."""
-        points = dict[str, str]()
+        points: dict[str, str] = {}
         if self.spec.hook_type.on_parameters:
             return points
         for match in self.matches:
@@ -144,7 +144,7 @@ class PlannedHook(Completed):
 
     def batch_of_points(self) -> dict[str, Followers]:
         """Path of each point -> its batch dimension: that of the action's tensor, and none if that is a part."""
-        followers = dict[str, Followers]()
+        followers: dict[str, Followers] = {}
         for point, path in self.points.items():
             dims = self.batch_of(path)
             if dims.is_uniform:
@@ -190,7 +190,7 @@ class PlannedHook(Completed):
     @cached_property
     def digest(self) -> dict[str, str]:
         """Hashes of the tensors that came from files or other runs."""
-        digests = dict[str, str]()
+        digests: dict[str, str] = {}
         for key, values in self.values.items():
             different = [digest_of(value) for value in each_once(values.values())]
             if len(different) == 1:
@@ -256,7 +256,7 @@ class ResolvedPlan(Completed):
     @cached_property
     def hash(self) -> str:
         """SHA-256 of the canonical JSON of what the plan does; it does not depend on whether shapes are known."""
-        hooks = list[dict[str, Any]]()
+        hooks: list[dict[str, Any]] = []
         for hook in self.hooks:
             targets = [
                 [match.path, match.type, list(match.names), *match.matched_parameters]
@@ -295,7 +295,7 @@ class ResolvedPlan(Completed):
     @property
     def no_output(self) -> str | None:
         """One sentence if a hook stops the forward, after which there is no output; else None."""
-        stops = list[str]()
+        stops: list[str] = []
         for hook in self.hooks:
             if hook.spec.action.does == "stop":
                 stops += [

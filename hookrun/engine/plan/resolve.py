@@ -73,13 +73,13 @@ def resolve(
     # the sort is stable: equal priorities keep declaration order
     hooks = sorted((hook for hook in spec.hooks if hook.keys.enabled), key=lambda hook: hook.keys.priority)
     mistakes = {hook.name: Mistakes() for hook in hooks}
-    planned = dict[str, PlannedHook]()
+    planned: dict[str, PlannedHook] = {}
     for hook in sorted(hooks, key=_resolved_first):
         planned[hook.name] = _resolve_hook(hook, names, values, planned, mistakes[hook.name])
         # of a hook with mistakes, too, so that the hooks there have none because of it
         names.add_points(planned[hook.name])
-    fitting = dict[str, PlannedHook]()
-    problems = list[Problem]()
+    fitting: dict[str, PlannedHook] = {}
+    problems: list[Problem] = []
     later = {hook.name for hook in hooks}
     for hook in hooks:
         later.remove(hook.name)
@@ -214,7 +214,7 @@ def _read_values(
     given = spec.action.outside_values()
     if not given:
         return {}
-    sources = dict[str, Mapping[str, Source]]()
+    sources: dict[str, Mapping[str, Source]] = {}
     places = {match.path: captured_as(spec, match) for match in matches}
     for key, value in given.items():
         where = f"{spec.where}.{key}"
@@ -297,12 +297,12 @@ def _heads(
     spec: HookSpec, matches: Iterable[Match], names: ModelNames, mistakes: Mistakes
 ) -> dict[str, HeadCount]:
     """How many heads each match has; it is a mistake if that is unknown or a head does not exist."""
-    counts = dict[str, HeadCount]()
+    counts: dict[str, HeadCount] = {}
     heads = spec.keys.heads
     if heads is None or spec.hook_type.on_parameters:
         return counts
     where = f"{spec.where}.heads"
-    unknown = list[str]()
+    unknown: list[str] = []
     for match in matches:
         shown = match.path or "(root)"
         is_point = match.path in names.tree.points and heads.count is None

@@ -71,7 +71,7 @@ def text(plan: ResolvedPlan) -> str:
 
 def view_of(plan: ResolvedPlan) -> View:
     """The plan for notebooks: a row for each of the first modules of each hook."""
-    rows = list[Sequence[str | int]]()
+    rows: list[Sequence[str | int]] = []
     count = 0
     limit = max(MOST_ROWS // max(len(plan.hooks), 1), 1)
     for order, hook in enumerate(plan.hooks):
@@ -125,7 +125,7 @@ def _card(order: int, hook: PlannedHook, limit: int | None) -> list[str]:
 
 def notes(plan: ResolvedPlan) -> list[str]:
     """Lines below the table: sizes of captures, modules that were not called, what was not checked, the hash."""
-    lines = list[str]()
+    lines: list[str] = []
     acting_on_calls = [hook.spec.name for hook in plan.hooks if hook.spec.action.acts_on_call]
     for hook in plan.hooks:
         lines += _hook_notes(hook, plan.samples, acting_on_calls)
@@ -157,7 +157,7 @@ def notes(plan: ResolvedPlan) -> list[str]:
 
 def _code_notes(plan: ResolvedPlan) -> Iterator[str]:
     """A line for each of the user's own functions."""
-    codes = dict[str, Code]()
+    codes: dict[str, Code] = {}
     for hook in plan.hooks:
         codes |= {f"{hook.spec.where}.{key}": function.code for key, function in hook.functions.items()}
     for where, code in (codes | dict(plan.code)).items():
@@ -211,7 +211,7 @@ def _hook_notes(hook: PlannedHook, samples: int | None, acting_on_calls: Sequenc
 def data(plan: ResolvedPlan) -> dict[str, Any]:
     """What the table shows as plain data; `bytes`: of all captures of a run, None if it is not known."""
     total: float | None = 0
-    hooks = list[dict[str, Any]]()
+    hooks: list[dict[str, Any]] = []
     for hook in plan.hooks:
         spec = hook.spec.to_dict()
         shapes = [match.shape for match in hook.matches]
@@ -297,7 +297,7 @@ def _value_note(hook: PlannedHook, key: str, values: Mapping[str, Source]) -> st
     where = f"{hook.spec.name}.{key}"
     if len(different) == 1:
         return f"{where}: a value {form(different[0])[0]}{total_size}"
-    shown = list[str]()
+    shown: list[str] = []
     for path, value in values.items():
         shape, count = form(value)
         text = f"{path or '(root)'} {shape}"

@@ -99,7 +99,7 @@ def texts_of(
 
     owner: the key path of the hook or task with the clause
     """
-    ids = dict[str, tuple[Ids, ...]]()
+    ids: dict[str, tuple[Ids, ...]] = {}
     texts = [text for part in clause.filters for text in part.texts] if clause is not None else []
     if not texts:
         return ids, []
@@ -108,7 +108,7 @@ def texts_of(
         what = f"`text` needs a tokenizer, and {found_tokenizer.why}"
         return ids, [Problem(where, what, "name the tokens by number: {id: […]}, or set model.tokenizer")]
     encode = _encoder(found_tokenizer.tokenizer)
-    problems = list[Problem]()
+    problems: list[Problem] = []
     for text in texts:
         try:
             ids[text] = _ways(encode, text)

@@ -110,7 +110,7 @@ def one_more_sample(
     if samples is None:
         return None
     rows = samples
-    grown = list[Tensor]()
+    grown: list[Tensor] = []
 
     def longer(leaf: Any) -> Any:
         dims = (dim,) if leaf is first or dim == 0 else (dim_of_others, 1 - dim_of_others)
@@ -194,7 +194,7 @@ class BatchRuns:
 
     def read(self) -> ResolvedPlan:
         """The plan with what its actions take from the values of the first calls, see `Action.taken`."""
-        hooks = list[PlannedHook]()
+        hooks: list[PlannedHook] = []
         for hook in self.plan.hooks:
             matches = tuple(self._readings(hook))
             if hook.spec.action.finds:
@@ -221,10 +221,10 @@ class BatchRuns:
 
     def located(self) -> ResolvedPlan:
         """The plan with the batch dimensions of what its hooks see."""
-        hooks = list[PlannedHook]()
-        of_points = dict[str, Followers]()
+        hooks: list[PlannedHook] = []
+        of_points: dict[str, Followers] = {}
         for hook in self.read().hooks:
-            matches = list[Match]()
+            matches: list[Match] = []
             for match in hook.matches:
                 followers = of_points.get(match.path, self._followers(hook, match.path))
                 matches.append(replace(match, batch=followers))
@@ -265,7 +265,7 @@ class BatchRuns:
 
     def _against_layout(self) -> list[str]:
         """Modules with the steps of sequences first, whose input has the batch there; each is asked for its layout."""
-        against = list[str]()
+        against: list[str] = []
         for path in self._steps_first:
             if self.two is None or (path, 0) not in self._small.keys() & self._large.keys():
                 continue
@@ -280,7 +280,7 @@ class BatchRuns:
         """What dimensions of the tensors that the hook sees at the module follow the batch; None: not known."""
         if not hook.spec.hook_type.batch or self.two is None or (path, 0) not in self._large:
             return None
-        calls = list[tuple[Shapes, Shapes]]()
+        calls: list[tuple[Shapes, Shapes]] = []
         while (call := (path, len(calls))) in self._small and call in self._large:
             calls.append((_shapes(hook, *self._small[call]), _shapes(hook, *self._large[call])))
         return followers_of(calls, self.two.sizes)
@@ -294,7 +294,7 @@ def innermost(matches: Sequence[Match]) -> tuple[Match, ...]:
 
 def _shapes(hook: PlannedHook, given: Any, output: Any) -> Shapes:
     """The shapes of the tensors that the hook sees in a call of its module, by each path that they may have there."""
-    shapes = dict[str, Sequence[int]]()
+    shapes: dict[str, Sequence[int]] = {}
     target = hook.spec.keys.target
     for value in _forms(hook.spec.hook_type, given, output):
         if target is None:
@@ -327,7 +327,7 @@ def _shapes_of_tensors(value: Any) -> dict[str, Sequence[int]]:
     """The shape of each ordinary tensor of a value, by its path."""
     with suppress(Uncopyable):  # what is in known containers has paths all the same
         value = value if isinstance(value, Tensor) else opened(value)
-    shapes = dict[str, Sequence[int]]()
+    shapes: dict[str, Sequence[int]] = {}
     for path, leaf in leaves(value):
         if isinstance(leaf, Tensor) and not leaf.is_nested:
             shapes[path] = tuple(leaf.shape)

@@ -143,7 +143,7 @@ def compile_plan(
     mistakes = Mistakes(problems=problems)
     if example is not None:
         proving = partial(prove, plan, model, example, training=training, backward=backward, see=see)
-        trials = list[ResolvedPlan]()
+        trials: list[ResolvedPlan] = []
         for larger in larger_batches(model, example) if two == "grown" else (two,):
             trials.append(mistakes.tried(proving, larger) or plan)
             if trials[-1].batch_fits:
@@ -480,7 +480,7 @@ def _with_shapes(
     sizes: tuple[int, int] | None,
 ) -> Iterator[PlannedHook]:
     """The hooks with what was found of each of their matches, see `_seen`."""
-    skipped = list[str]()
+    skipped: list[str] = []
     for hook in plan.hooks:
         if hook.spec.action.does == "skip" and hook.spec.keys.when.always:
             for match in hook.matches:
@@ -489,7 +489,7 @@ def _with_shapes(
         if hook.spec.hook_type.on_parameters:
             yield hook
             continue
-        matches = list[Match]()
+        matches: list[Match] = []
         for match in hook.matches:
             if lies_in(match.names, skipped):
                 matches.append(replace(match, called=False))
@@ -511,7 +511,7 @@ def _unproven(error: HookError) -> str:
 
 def _shapes_of_first_calls(plan: ResolvedPlan, sites: Iterable[HookSite]) -> dict[tuple[str, bool], str]:
     """(path of a hooked module, `_sees_arguments`) -> the shapes that its hooks see, filled in at its first call."""
-    shapes = dict[tuple[str, bool], str]()
+    shapes: dict[tuple[str, bool], str] = {}
     modules = {site.path: site.module for site in sites}
 
     def note(path: str, of_arguments: bool, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:

@@ -553,7 +553,7 @@ def _edit_parts_together(function: Op, part: TensorPart, olds: list[Tensor]) -> 
 
 def _keep_parts_together(function: Op, part: TensorPart, olds: list[Tensor]) -> list[Tensor | None]:
     """The parts of what the action returns for the whole tensors, of which it computes each row by itself."""
-    kept = list[Tensor | None]()
+    kept: list[Tensor | None] = []
     for old, new in zip(olds, function(olds), strict=True):
         kept.append(None if new is None else part.put(old, part.of(new)))
     return kept
@@ -581,7 +581,7 @@ def _observer_of_tokens(site: HookSite, function: Op, of: Callable[[Tensor], Ten
     """An observer of whole values under `tokens`; all tensors of a value must have rows for the same positions."""
 
     def observe(value: Any) -> Any:
-        chosen = dict[int, Any]()
+        chosen: dict[int, Any] = {}
 
         def rows(tensor: Tensor) -> Tensor:
             taken = of(tensor)

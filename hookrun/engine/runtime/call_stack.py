@@ -286,7 +286,7 @@ def with_callers(
     """
     wanted = set(map(id, modules))
     only_inside = set(map(id, inner))
-    followed = dict[int, nn.Module]()
+    followed: dict[int, nn.Module] = {}
     for module in children_first(model, points):
         children = set(map(id, (*module._modules.values(), *points.get(id(module), ()))))
         if id(module) in wanted or children & followed.keys() or children & only_inside:

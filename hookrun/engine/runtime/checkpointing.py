@@ -58,7 +58,7 @@ def regions() -> Regions:
     )
     if not may_be_inside:
         return Regions((), None)
-    first = list[object]()
+    first: list[object] = []
     for frame in outward(sys._getframe(1)):
         if frame.f_code.co_filename != checkpoint.__file__:
             continue

@@ -228,7 +228,7 @@ def gate(
     """
     if when.rank is not None and own_rank() not in when.rank:
         return lambda: False
-    tests = list[Callable[[], bool]]()
+    tests: list[Callable[[], bool]] = []
     if when.mode != "any":
         tests.append(lambda: when.holds_in(clock.model.training))
     if when.step is not None or when.epoch is not None:

@@ -108,8 +108,8 @@ class Faulty:
         """[k, 2]: the same for the faults of these lines that are on this rank. ValueError if one does not fit."""
         for line in lines[:1]:
             _require_same(line, {**self.moment, **self.form})
-        mine = list[Mapping[str, Any]]()
-        pairs = list[list[int]]()
+        mine: list[Mapping[str, Any]] = []
+        pairs: list[list[int]] = []
         for line in lines:
             element = line["element"] - self.start
             if 0 <= element < self.x.numel():
@@ -152,7 +152,7 @@ class Faulty:
             after,
             strict=True,
         )
-        records = list[dict[str, Any]]()
+        records: list[dict[str, Any]] = []
         for row in rows:
             record = dict(zip(_OF_FAULT, row, strict=True))
             records.append({**record, **self.form})

@@ -149,7 +149,7 @@ class Installation(Shown):
         return f"hooks on {self.plan.model}, plan {self.plan.hash[:12]}: {state}"
 
     def _view(self) -> View:
-        rows = list[list[str | int | None]]()
+        rows: list[list[str | int | None]] = []
         for site in self.sites[:MOST_ROWS]:
             place = [site.hook_name, site.path or "(root)", site.hook_type.name, site.spec.action.action_name]
             rows.append([*place, site.firings, site.why_idle])
@@ -230,7 +230,7 @@ class Installation(Shown):
     @property
     def folds(self) -> Mapping[str, Mapping[str, Folded]]:
         """Hook name -> module path -> what `fold` has accumulated so far, on this rank."""
-        found = dict[str, Mapping[str, Folded]]()
+        found: dict[str, Mapping[str, Folded]] = {}
         for hook in self.plan.hooks:
             if hook.spec.action.folds:
                 name = hook.spec.name
@@ -265,7 +265,7 @@ class Installation(Shown):
         """(hook, module path, why) of hooks that never fired there, found no tensor, or repeated a part of a list."""
         causes = self._causes
         acted = {site.hook_name for site in self.sites if site.firings > site.idle}
-        sites = list[HookSite]()
+        sites: list[HookSite] = []
         for site in self.sites:
             if not (site.spec.action.finds and site.hook_name in acted):  # it is not on all of its modules
                 sites.append(site)
@@ -317,7 +317,7 @@ class Installation(Shown):
         the sink keeps (in the run's files, or in memory with this object).
         """
         self.sink.settle()  # rules over steps keep what they have judged
-        sites = dict[str, dict[str, Any]]()
+        sites: dict[str, dict[str, Any]] = {}
         for site in self.sites:
             sites.setdefault(site.hook_name, {})[site.path] = site.state_dict()
         return {
@@ -522,7 +522,7 @@ class Installation(Shown):
 
     @spans.setter
     def spans(self, spans: Mapping[str, Any] | None) -> None:
-        found = dict[str, Tensor]()
+        found: dict[str, Tensor] = {}
         for name, given in (spans or {}).items():
             bounds = torch.as_tensor(given, dtype=torch.int64, device="cpu")
             if bounds.dim() != 2 or bounds.shape[1] != 2:
@@ -608,7 +608,7 @@ def describe_inactive(inactive: Iterable[tuple[str, str, str]], shown: int = 4) 
     inactive: (hook name, module path, reason)
     shown:    how many modules are named for each reason
     """
-    by_hook = dict[str, dict[str, list[str]]]()
+    by_hook: dict[str, dict[str, list[str]]] = {}
     for hook, path, why in inactive:
         by_hook.setdefault(hook, {}).setdefault(why, []).append(path or "(root)")
     return [

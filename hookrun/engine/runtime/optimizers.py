@@ -27,7 +27,7 @@ Follower = Callable[[Optimizer, Sequence[Tensor]], None]
 A step inside another one (Lookahead, SAM, ZeroRedundancyOptimizer, `super().step()`) is a part of that one.
 """
 
-_followers = dict[object, tuple[Follower | None, Follower | None]]()
+_followers: dict[object, tuple[Follower | None, Follower | None]] = {}
 
 
 def follow(before: Follower | None = None, after: Follower | None = None) -> Callable[[], object]:
@@ -102,7 +102,7 @@ def without_compiler(cls: type) -> type:
     Its objects are pickled and copied as objects of torch's own class, so that reading them needs only torch. Methods
     without the known wrappers stay unchanged.
     """
-    plain = dict[str, Any]()
+    plain: dict[str, Any] = {}
     for name, method in inspect.getmembers(cls, inspect.isfunction):
         layer: Any = method
         while hasattr(layer, "__wrapped__"):  # from the outermost wrapper to the innermost

@@ -134,7 +134,7 @@ def kept_samples(keep: Keep, clock: Clock, seed: int, where: str) -> Callable[[]
 
     where: the hook and its module, for messages
     """
-    drawn_of = dict[int, Tensor]()  # by population
+    drawn_of: dict[int, Tensor] = {}  # by population
 
     def error(what: str) -> HookError:
         return HookError(f"{where}: it keeps only some samples and does not know {what}")

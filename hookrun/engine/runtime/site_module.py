@@ -70,8 +70,8 @@ class SiteModule(SitePlace):
             if given and was_added(module, name):
                 remove_parameter(module, name)  # the object has the present values
             self._add(name, tensor)
-        links = list[tuple[dict[str, Any], str, str]]()
-        buffers = list[tuple[dict[str, Any], str, str]]()
+        links: list[tuple[dict[str, Any], str, str]] = []
+        buffers: list[tuple[dict[str, Any], str, str]] = []
         for part in nn.Module.modules(own):
             for held in (part._parameters, part._buffers):
                 links += [(held, leaf, names[tensor]) for leaf, tensor in held.items() if tensor in names]

@@ -105,7 +105,7 @@ class SiteRecords(SiteDraws):
     def _checked(self) -> dict[str, Any]:
         """What a record says of the place of a check, beside RECORD_KEYS."""
         clock = self.clock
-        place = dict[str, Any]()
+        place: dict[str, Any] = {}
         if self.hook_type.sees_batch and clock.rows is not None and clock.samples is not None:
             place["samples"] = clock.samples.tolist()  # of this rank
         place["class"] = type(self.module).__name__

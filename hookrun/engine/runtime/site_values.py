@@ -161,7 +161,7 @@ class SiteValues(SiteDraws):
         """A function tensor -> the source in its dtype and on its device, converted once for each of them."""
         if source.is_inference():  # the spec was read or compiled under inference mode
             source = source.clone()
-        made = dict[tuple[torch.dtype, torch.device], Tensor]()
+        made: dict[tuple[torch.dtype, torch.device], Tensor] = {}
 
         def constant(like: Tensor) -> Tensor:
             if torch.compiler.is_dynamo_compiling():  # a tensor made inside a graph must not be cached

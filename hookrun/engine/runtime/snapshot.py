@@ -66,7 +66,7 @@ def copied(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """
     if isinstance(value, Tensor):
         return change(value)
-    made = dict[int, Tensor]()
+    made: dict[int, Tensor] = {}
 
     def changed(tensor: Tensor) -> Tensor:
         if (new := made.get(id(tensor))) is None:
@@ -90,7 +90,7 @@ def opened(value: Any) -> Any:
 
 def held(value: Any) -> list[Tensor]:
     """Every tensor of a value, including those in transformers caches. Raises Uncopyable."""
-    tensors = list[Tensor]()
+    tensors: list[Tensor] = []
     _walk(value, tensors.append, lambda container, rebuild, members: None, (), value)
     return tensors
 
@@ -125,7 +125,7 @@ def in_reach(value: Any) -> Any:
 
     A meta tensor is left as it is. Raises Uncopyable.
     """
-    others = dict[int, Tensor]()
+    others: dict[int, Tensor] = {}
     for tensor in held(value):
         plain = tensor if tensor.is_meta else readable(tensor)
         if plain is None:

@@ -207,8 +207,8 @@ class Wiring:
         if (reason := unhookable_model(self._model)) is not None:
             raise CompileError([Problem("model", reason.what, reason.hint)])
         added = set(self.plan.added())
-        problems = list[Problem]()
-        elsewhere = dict[str, list[str]]()
+        problems: list[Problem] = []
+        elsewhere: dict[str, list[str]] = {}
         for hook in self.plan.hooks:
             kind = hook.spec.hook_type
             changes = kind.on_parameters or kind.phase == "installation" or bool(hook.added)
@@ -315,7 +315,7 @@ class Wiring:
                 del site.zeros_of  # a reference cycle
 
     def _install_on_modules(self, modules: Mapping[str, nn.Module]) -> None:
-        by_module = dict[int, list[_HookHere]]()
+        by_module: dict[int, list[_HookHere]] = {}
         for hook in self.plan.hooks:
             hook_type = hook.spec.hook_type
             kind = registered_hooks()[hook_type]
@@ -356,7 +356,7 @@ class Wiring:
 
     def _install_on_parameters(self, modules: Mapping[str, nn.Module]) -> None:
         on_gradients = defaultdict[tuple[str, HookType], list[HookSite]](list)
-        on_steps = list[HookSite]()
+        on_steps: list[HookSite] = []
         for hook in self.plan.hooks:
             hook_type = hook.spec.hook_type
             kind = registered_hooks()[hook_type]

@@ -90,7 +90,7 @@ def refuse_beyond_limits(config: Any, where: str = "") -> None:
         if depth > MAX_DEPTH:
             raise spec_error(path[:MAX_NAME], f"is nested more than {MAX_DEPTH} deep")
         _refuse_large(value, path)
-        members = list[tuple[Any, Any]]()
+        members: list[tuple[Any, Any]] = []
         if isinstance(value, Mapping):
             members += value.items()
         elif isinstance(value, list | tuple):
@@ -119,8 +119,8 @@ _ARGUMENTS = ("model.args", "data.args")
 
 def without_boolean_keys(config: Mapping[Any, Any], where: str = "") -> tuple[dict[Any, Any], list[Problem]]:
     """The mapping without boolean keys, at any depth, and a problem for each; values are shared, not copied."""
-    left = dict[Any, Any]()
-    problems = list[Problem]()
+    left: dict[Any, Any] = {}
+    problems: list[Problem] = []
     for key, value in config.items():
         path = join(where, str(key))
         if isinstance(key, bool):

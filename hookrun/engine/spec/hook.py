@@ -230,7 +230,7 @@ class Spec(Shown):
     bundle: BundleOrigin | None = field(default=None, hash=False)
 
     def _view(self) -> View:
-        rows = list[list[str]]()
+        rows: list[list[str]] = []
         for hook in self.hooks:
             keys = hook.keys
             doing = [keys.hook, hook.action.action_name, parameters(hook), str(keys.when)]
@@ -241,7 +241,7 @@ class Spec(Shown):
 
 def parameters(spec: HookSpec) -> str:
     """``target=[0] max=0.01``: what is given, without select, hook and action."""
-    parts = list[str]()
+    parts: list[str] = []
     for key in ("target", "tokens", "heads", "index", "batch_dim"):
         given = getattr(spec.keys, key)
         text = "" if given is None else str(given)
@@ -282,8 +282,8 @@ def parse_hooks(raw: Any) -> tuple[list[HookSpec], list[Problem]]:
         return [], [
             Problem("hooks", what, "write each hook as `name: {select: ..., hook: ..., action: ...}`")
         ]
-    hooks = list[HookSpec]()
-    problems = list[Problem]()
+    hooks: list[HookSpec] = []
+    problems: list[Problem] = []
     for name, body in raw.items():
         hook, wrong = _parse_hook(name, body, join("hooks", str(name)))
         problems += wrong
@@ -309,7 +309,7 @@ def _parse_hook(name: Any, body: Any, where: str) -> tuple[HookSpec | None, list
     action_name = given.pop("action", None)
     action = actions().get(action_name) if isinstance(action_name, str) else None
     common = hook_keys(given.get("hook"))
-    problems = list[Problem]()
+    problems: list[Problem] = []
     if action is None:
         problems.append(_no_action(action_name, join(where, "action")))
     problems += _wrong_keys(given, action, where)

@@ -234,7 +234,7 @@ class When(Section):
         return None
 
     def __str__(self) -> str:
-        parts = list[str]()
+        parts: list[str] = []
         if self.mode != "any":
             parts.append(self.mode)
         for name in ("step", "epoch", "call", "rank"):

@@ -164,7 +164,7 @@ def _entry_points() -> list[importlib.metadata.EntryPoint]:
     """
     folder = Path.cwd().resolve()
     path = [entry for entry in sys.path if Path(entry or ".").resolve() != folder]
-    points = list[importlib.metadata.EntryPoint]()
+    points: list[importlib.metadata.EntryPoint] = []
     for distribution in importlib.metadata.distributions(path=path):
         points += [point for point in distribution.entry_points if point.group in _GROUPS]
     return points

@@ -233,7 +233,7 @@ def readable(tensor: Tensor) -> Tensor | None:
         return tensor
     if not _functorch.is_functorch_wrapped_tensor(tensor):
         return None
-    mapped = list[int]()
+    mapped: list[int] = []
     while _functorch.is_functorch_wrapped_tensor(tensor):
         if _functorch.is_batchedtensor(tensor):
             mapped.append(_functorch.maybe_get_bdim(tensor))

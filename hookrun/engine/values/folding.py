@@ -265,7 +265,7 @@ class Folding:
             return None
         labels = None if "" in self.sums else sorted(map(int, self.sums))
         groups = [self._of_label(str(label)) for label in labels or ()] or [self._of_label("")]
-        tensors = dict[str, Tensor]()
+        tensors: dict[str, Tensor] = {}
         for name in groups[0]:
             found = torch.stack([group[name].cpu() for group in groups])
             tensors[name] = found[0] if labels is None else found

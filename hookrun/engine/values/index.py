@@ -194,7 +194,7 @@ def parse_target(raw: Any) -> Target:
         )
     text = text.strip()
     at = 0
-    keys = list[Key]()
+    keys: list[Key] = []
     if len(text) > MAX_TARGET:
         raise ValueError(f"found a text of {len(text):,} characters, expected at most {MAX_TARGET:,}")
     while at < len(text):

@@ -166,10 +166,10 @@ def settled(top: Columns, waiting: Sequence[Columns]) -> list[Tensor]:
     units, order = units.sort(stable=True)
     changed, unit_of = units.unique_consecutive(return_inverse=True)
     before = [column[changed] for column in top]
-    entering = list[Tensor]()
+    entering: list[Tensor] = []
     for column, fill in zip(columns, _EMPTY, strict=True):
         entering.append(_by_group(column[order], unit_of, fill))
-    found = list[Tensor]()
+    found: list[Tensor] = []
     for column, new in zip(top, merged(before, entering), strict=True):
         found.append(column.to(new.dtype).index_copy(0, changed, new))
     return found
@@ -196,7 +196,7 @@ def _distinct(columns: Columns) -> list[Tensor]:
     columns = _sorted(columns, 0, descending=True)
     columns = _sorted(columns, 1)
     is_again = _repeats(columns[1])
-    distinct = list[Tensor]()
+    distinct: list[Tensor] = []
     for column, fill in zip(columns, _EMPTY, strict=True):
         distinct.append(column.masked_fill(is_again, fill))
     return _sorted(distinct, 1)

@@ -295,8 +295,8 @@ class Chart:
 
     def _add_band(self, x: Sequence[float], low: Sequence[float], high: Sequence[float], colour: int) -> None:
         """Add the area between two curves, where both can be drawn."""
-        upper = list[str]()
-        lower = list[str]()
+        upper: list[str] = []
+        lower: list[str] = []
         for at, least, largest in zip(x, low, high, strict=True):
             if _fits(least, self.up.log) and _fits(largest, self.up.log):
                 upper.append(f"{self.across(at)} {self.up(largest)}")
@@ -319,7 +319,7 @@ class Chart:
         for value in self.up.ticks():
             grid += f"M{LEFT} {self.up(value)}H{WIDTH - RIGHT}"
             texts += _text(LEFT - 6, self.up(value) + 3.5, tick(value), "end")
-        labels = list[tuple[float, str]]()
+        labels: list[tuple[float, str]] = []
         if self.names is None:
             for value in self.across.ticks(6):
                 labels.append((self.across(value), tick(value)))
@@ -384,15 +384,15 @@ def lines(
     for curve in series:
         lost += sum(not _fits(value, log) for value in curve.y)
     series = [thinned(curve) for curve in series]
-    xs = list[float]()
-    heights = list[float]()
+    xs: list[float] = []
+    heights: list[float] = []
     for curve in series:
         xs += [*curve.x, *(at for at, _ in curve.marks)]
         heights += [*curve.y, *(curve.low or ()), *(curve.high or ())]
     across = axis_of(xs, LEFT, WIDTH - RIGHT, log=log_x)
     across = replace(across, whole=all(float(value).is_integer() for value in xs))
     chart = Chart(title, across, axis_of(heights, HEIGHT - BOTTOM, TOP, log=log), x, y, labels)
-    texts = dict[float, list[str]]()
+    texts: dict[float, list[str]] = {}
     for place, curve in enumerate(series):
         chart.add_curve(curve, place % COLOURS)
         prefix = f"{printable(curve.name)}  " if len(series) > 1 else ""
@@ -434,7 +434,7 @@ def of_curves(
         parts.append(f"{curve.name}: {first}, {last}, {extremes}")
     if len(curves) > MOST_SERIES:
         parts.append(f"and {counted(len(curves) - MOST_SERIES, 'curve')} more")
-    rows = list[tuple[str, ...]]()
+    rows: list[tuple[str, ...]] = []
     for at in evenly_spaced(places, MOST_ROWS):
         rows.append((names[at], *(number(of_curve.get(at)) for of_curve in values)))
     heads = (x, *(curve.name for curve in curves))
@@ -470,7 +470,7 @@ def histogram(
         f"{title}: {sum(counts):,} values from {number(edges[0])} to {number(edges[-1])}, "
         f"most of them in {number(fullest[0])} to {number(fullest[1])}"
     )
-    rows = list[tuple[str, ...]]()
+    rows: list[tuple[str, ...]] = []
     step = -(-len(counts) // MOST_ROWS)  # bins of one row of the table
     for start in range(0, len(counts), step):
         end = min(start + step, len(counts))
@@ -541,7 +541,7 @@ def thinned(series: Series, most: int = MOST_POINTS) -> Series:
     size = len(series.x)
     if size <= most:
         return series
-    kept = list[int]()
+    kept: list[int] = []
     group = -(-2 * size // most)
     for start in range(0, size, group):
         near = range(start, min(start + group, size))
@@ -564,7 +564,7 @@ def of_cells(title: str, values: Array, rows: Sequence[str], columns: Sequence[s
     names = [" ".join(filter(None, names)) for names in product(rows, columns)]
     says = f"{title}: a map of {counted(len(rows), 'row')} and {counted(len(columns), 'column')}"
     says += _extremes(values.ravel(), names)
-    lines = list[tuple[str, ...]]()
+    lines: list[tuple[str, ...]] = []
     if values.size <= MOST_CELLS and values.shape[1] <= MOST_ROWS:
         for name, cells in zip(rows, values.tolist(), strict=True):
             lines.append((name, *("" if math.isnan(value) else number(value) for value in cells)))
@@ -582,7 +582,7 @@ def of_tiles(title: str, tiles: Array, rows: Sequence[str], columns: str) -> tup
         f"{title}: {counted(count * across, 'picture')} of {height} × {width}, {columns}"
         f"; values from {low} to {high}"
     )
-    lines = list[tuple[str, ...]]()
+    lines: list[tuple[str, ...]] = []
     shown = evenly_spaced(range(across), max(MOST_ROWS // count, 1))
     for row, name in zip(range(count), chain(rows, repeat("")), strict=False):
         for column in shown:

@@ -87,7 +87,7 @@ def mosaic(
     drawn = _colours(*_sheet(first, pixels), limits=limits)
     address = drawn.png()
     notes = [note] if note else []
-    further = list[dict[str, str]]()
+    further: list[dict[str, str]] = []
     for start in range(first.shape[1], across, pages or across):
         later, _ = encoded(*_sheet(tiles[:, start : start + pages], MOST_PAGED_PIXELS), limits=limits)
         room -= len(later)

@@ -48,7 +48,7 @@ class Plot(Completed):
         return f"<plot of {shortened(self.title)}: {pictures}; save('plot.svg') writes it>"
 
     def _drawn(self, colour: str) -> str:
-        parts = list[dict[str, Any]]()
+        parts: list[dict[str, Any]] = []
         for figure in self.figures:
             picture = figure.picture if figure.alone is None else figure.alone()
             size = _SIZE.match(picture)

@@ -50,7 +50,7 @@ def ridge(title: str, histograms: Mapping[float, Histogram], y: str) -> Figure:
         places[0], max(places[-1], math.nextafter(places[0] + 0.5, math.inf)), floor, TOP + height, whole=True
     )
     chart = Chart(title, across, up, "value", y)
-    rows = list[tuple[str, ...]]()
+    rows: list[tuple[str, ...]] = []
     for place in reversed(places):  # later rows are behind
         outline = _outline(histograms[place])
         base = up(place)

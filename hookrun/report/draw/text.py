@@ -59,7 +59,7 @@ def number_of(text: str) -> float:
 def by_number(text: str) -> tuple[bool, float, list[tuple[float, str]]]:
     """A sort key: numbers by size, then texts, in which digits count as numbers."""
     size = number_of(text)
-    parts = list[tuple[float, str]]()
+    parts: list[tuple[float, str]] = []
     for part in _DIGITS.split(text):
         parts.append((float(part), "") if part.isdecimal() else (math.inf, part))
     if math.isfinite(size):

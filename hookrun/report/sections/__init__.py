@@ -56,7 +56,7 @@ class ReportSection(Generic[F]):
 def study_sections() -> list[ReportSection[RunData]]:
     """The section of each study, by the position that its module `page` gives it."""
     pages = sorted(modules_named(STUDIES, "page"), key=attrgetter("POSITION"))
-    sections = list[ReportSection[RunData]]()
+    sections: list[ReportSection[RunData]] = []
     for page in pages:
         folder = page.__name__.split(".")[-2]
         sections.append(ReportSection(page.ID, page.TITLE, page.build, f"{folder}/page.html"))

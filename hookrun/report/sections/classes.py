@@ -74,7 +74,7 @@ def _confusions(split: str, lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
             note="how many samples of each class have each predicted class",
         ).figure()
     right = 0
-    confused = list[tuple[str, str, int]]()
+    confused: list[tuple[str, str, int]] = []
     for (label, predicted), count in counts.most_common():
         if label == predicted:
             right += count
@@ -91,7 +91,7 @@ def _confusions(split: str, lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def _misclassified(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The samples with another predicted class than their own, those with the highest loss first."""
-    wrong = list[dict[str, Any]]()
+    wrong: list[dict[str, Any]] = []
     for line in lines:
         if line["class"] != line["predicted_class"]:
             wrong.append(line)

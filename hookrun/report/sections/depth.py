@@ -30,7 +30,7 @@ def build(facts: SweepData) -> list[tuple[str, list[Figure]]]:
 
     The chart of the best jobs is open, those of the others are folded.
     """
-    curves = dict[tuple[str, str, tuple[str, ...]], list[Series]]()
+    curves: dict[tuple[str, str, tuple[str, ...]], list[Series]] = {}
     for job in facts.ranked[:MOST_JOBS]:
         given = " ".join(f"{key.rpartition('.')[2]}={job.given(key)}" for key in facts.varied)
         label = shortened(f"{job.name}: {given}", 60)
@@ -39,7 +39,7 @@ def build(facts: SweepData) -> list[tuple[str, list[Figure]]]:
             title = f"{statistic.name} by depth, {shortened(hook, 40)}{statistic.suffix}"
             of_jobs = curves.setdefault((title, statistic.name, tuple(statistic.modules)), [])
             of_jobs.append(Series(label, range(len(means)), means))
-    drawn = list[tuple[str, list[Figure]]]()
+    drawn: list[tuple[str, list[Figure]]] = []
     for (title, name, modules), of_jobs in curves.items():
         if len(modules) > 1:
             labels = list(map(module_name, modules))

@@ -57,7 +57,7 @@ def _name(fold: Folded, unit: tuple[int, ...]) -> str:
 
 def _cells(facts: RunData, fold: Folded, unit: tuple[int, ...]) -> list[dict[str, Any]]:
     """A cell for each of the unit's samples: its value, its picture and the mark in it, or its tokens."""
-    cells = list[dict[str, Any]]()
+    cells: list[dict[str, Any]] = []
     columns = [fold.tensors[name][unit][:MOST_SAMPLES].tolist() for name in TOP]
     for value, sample, position, split in zip(*columns, strict=True):
         if sample < 0:

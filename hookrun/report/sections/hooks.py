@@ -47,7 +47,7 @@ def as_lines(records: Iterable[Record]) -> Iterator[tuple[str, str]]:
     """(place, text) of the first records that contain more than numbers."""
     beyond_numbers = (record for record in records if recorded(record) and not is_measured(record))
     for record in islice(beyond_numbers, MOST_LINES):
-        words = list[str]()
+        words: list[str] = []
         for key, value in recorded(record).items():
             text = f"{value:.6g}" if isinstance(value, float) else printable(str(value))
             words.append(f"{key}={text}")
@@ -96,7 +96,7 @@ def build(facts: RunData) -> list[HookView]:
     order = {name: place for place, name in enumerate(facts.planned)}
     names = list(dict.fromkeys([*captured, *records, *facts.planned]))[:MOST_HOOKS]
     names.sort(key=lambda name: order.get(name, len(order)))
-    views = list[HookView]()
+    views: list[HookView] = []
     pictures = max(OPEN_DISTRIBUTIONS, MOST_DISTRIBUTIONS // max(len(records), 1))
     for name in names:
         view = HookView(name, order=order.get(name, -1))
@@ -169,7 +169,7 @@ def _samples(facts: RunData) -> dict[str, Any] | None:
     lines = facts.samples.records
     if not any(line.get("class") or line.get("file") for line in lines):
         return None
-    rows = list[tuple[Any, ...]]()
+    rows: list[tuple[Any, ...]] = []
     for line in lines[:MOST_SAMPLES]:
         texts = [shortened(str(line.get(key) or "")) for key in ("file", "class", "predicted_class")]
         rows.append((shortened(line["split"]), line["sample"], *texts, line.get("loss")))

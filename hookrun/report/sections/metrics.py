@@ -37,7 +37,7 @@ _ABOUT_PARTS = {*ABOUT, "position", "sample", "tokens"}
 
 def curves_of(facts: RunData) -> dict[str, Curves]:
     """The curves of each metric that has steps."""
-    by_name = dict[str, Curves]()
+    by_name: dict[str, Curves] = {}
     for line, split, step, values in _measured(facts):
         for name, value in values.items():
             curves = by_name.setdefault(name, Curves())
@@ -60,7 +60,7 @@ def build(facts: RunData) -> list[Figure] | None:
     Single training batches are a thin curve, epoch means have points. Beyond `MOST_OPEN_METRICS` they are folded.
     """
     by_name = curves_of(facts)
-    figures = list[Figure]()
+    figures: list[Figure] = []
     for name in sorted(by_name, key=lambda name: (_PLACES.get(name, 9), name)):
         heights = [ys for _, ys in by_name[name].values()]
         is_constant = name == "lr" and len(set(chain.from_iterable(heights))) == 1
@@ -72,7 +72,7 @@ def build(facts: RunData) -> list[Figure] | None:
 def _series(curves: Curves, marks: Sequence[Mark]) -> list[Series]:
     """The curves of a metric; those of single batches are thin beside means. Marks are of the training's steps."""
     has_means = any(not of_batches for _, of_batches in curves)
-    series = list[Series]()
+    series: list[Series] = []
     for (split, of_batches), (xs, ys) in curves.items():
         if of_batches and has_means:
             series.append(Series(f"{split}, single batches", xs, ys, thin=True))
@@ -96,12 +96,12 @@ def latest(facts: RunData) -> list[dict[str, Any]]:
     for line, split, _, values in lines:
         if not is_batch(line):
             with_means.update((split, name) for name in values)
-    measured = dict[tuple[str, str], list[dict[str, float]]]()
+    measured: dict[tuple[str, str], list[dict[str, float]]] = {}
     for line, split, _, values in lines:
         for name in values:
             if name != "lr" and not (is_batch(line) and (split, name) in with_means):
                 measured.setdefault((split, name), []).append(values)
-    shown = list[dict[str, Any]]()
+    shown: list[dict[str, Any]] = []
     for (split, name), of_name in list(measured.items())[:MOST_LATEST]:
         numbers = [values[name] for values in of_name if not math.isnan(values[name])]
         best = min if is_loss(name) else max
@@ -136,16 +136,16 @@ def parts_of_passes(facts: RunData) -> dict[str, Any] | None:
     for split, name, values in _last_pass(facts, "position"):
         places = sorted(values)
         curves[name].append(Series(split, places, [values[place] for place in places]))
-    figures = list[Figure]()
+    figures: list[Figure] = []
     for name, series in curves.items():
         if max(len(curve.x) for curve in series) > 1:
             figures.append(lines(f"{name} by position", series, x="position, from the first token", y=name))
-    tables = list[tuple[str, list[tuple[int, str, str]]]]()
+    tables: list[tuple[str, list[tuple[int, str, str]]]] = []
     for split, name, values in _last_pass(facts, "sample"):
         direction = direction_of(name)
         if direction is None:
             continue
-        rows = list[tuple[int, str, str]]()
+        rows: list[tuple[int, str, str]] = []
         for sample in _worst(values, direction)[:MOST_WORST]:
             rows.append((sample, facts.called.get((split, sample), ""), number(float(values[sample]))))
         tables.append((f"{split}: the worst of {len(values):,} samples by {name}", rows))
@@ -168,13 +168,13 @@ def _worst(values: Mapping[int, float], direction: Direction) -> list[int]:
 
 def _last_pass(facts: RunData, part: str) -> Iterator[tuple[str, str, dict[int, float]]]:
     """(split, metric, position or sample -> value) of the last pass over each split."""
-    passes = dict[str, dict[tuple[Any, Any], list[dict[str, Any]]]]()
+    passes: dict[str, dict[tuple[Any, Any], list[dict[str, Any]]]] = {}
     for line in facts.metrics.records:
         if line.get("of") == part and is_place(line.get(part)):
             of_split = passes.setdefault(str(line.get("split", "")), {})
             of_split.setdefault((line.get("epoch"), line.get("step")), []).append(line)
     for split, of_split in passes.items():
-        by_name = dict[str, dict[int, float]]()
+        by_name: dict[str, dict[int, float]] = {}
         for line in list(of_split.values())[-1]:
             for name, value in numbers(line, without=_ABOUT_PARTS).items():
                 by_name.setdefault(name, {})[line[part]] = value

@@ -33,7 +33,7 @@ def build(facts: RunData) -> dict[str, Any] | None:
     if "" not in modules:
         return None
     marks = _marks(facts, modules)
-    shapes = dict[str, str | None]()
+    shapes: dict[str, str | None] = {}
     for hook in facts.planned.values():
         if not on_parameters(hook.hook):
             shapes |= {match.path: match.shape for match in hook.targets}
@@ -43,7 +43,7 @@ def build(facts: RunData) -> dict[str, Any] | None:
     is_large = len(modules) > SHORT
     # hooked ones and their parents first
     chosen = set(sorted(modules, key=lambda path: (path != "", path not in loud))[:MOST])
-    nodes = dict[str, dict[str, Any]]()
+    nodes: dict[str, dict[str, Any]] = {}
     for path, module in modules.items():
         if path in chosen:
             nodes[path] = {
@@ -83,7 +83,7 @@ def _marks(facts: RunData, modules: Mapping[str, object]) -> dict[str, list[dict
     """
     marks = defaultdict[str, list[dict[str, Any]]](list)
     for name, hook in facts.planned.items():
-        of_hook = dict[str, dict[str, Any]]()
+        of_hook: dict[str, dict[str, Any]] = {}
         for match in hook.targets:
             owner = match.path
             parameter = ""

@@ -33,13 +33,13 @@ def failed_checks(facts: RunData) -> list[dict[str, Any]]:
     rule:      of a statistic, ``max``; "" for a check of elements
     units:     the numbers of the units that broke the rule last
     """
-    failures = dict[tuple[str, str, str], list[dict[str, Any]]]()
+    failures: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for record in facts.stats.records:
         if record.get("ok") is False:
             module = f"{record['module']}{record.get('path') or ''}"
             site = record["hook"], module, str(record.get("rule") or "")
             failures.setdefault(site, []).append(record)
-    rows = list[dict[str, Any]]()
+    rows: list[dict[str, Any]] = []
     for (hook, module, rule), records in failures.items():
         first = records[0]
         units = records[-1].get("units")
@@ -73,7 +73,7 @@ def _message(record: dict[str, Any]) -> str:
 
 def inactive_hooks(facts: RunData) -> list[tuple[str, str, list[str]]]:
     """(hook, why it did nothing, at which of the modules that it matched)."""
-    modules = dict[tuple[str, str], list[str]]()
+    modules: dict[tuple[str, str], list[str]] = {}
     for site in facts.hooks.sites:
         if site.silent:
             modules.setdefault((site.hook, site.silent), []).append(site.module)

@@ -20,7 +20,7 @@ def build(facts: RunData) -> list[dict[str, Any]] | None:
     fired:   how often, over all its modules; None if the run kept no counts
     changed: the fraction of elements that its edits changed; None if that was not counted
     """
-    rows = list[dict[str, Any]]()
+    rows: list[dict[str, Any]] = []
     for order, hook in enumerate(list(facts.planned.values())[:MOST_HOOKS]):
         shown = hook.targets[:SHOWN_MODULES]
         places = [(hook.name, match.path) for match in hook.targets]
@@ -74,7 +74,7 @@ def _text(value: Any) -> str:
 
 def _mapping(value: Mapping[str, Any], outer: Mapping[str, Any]) -> str:
     """A mapping in `outer`, without keys that are null, or the same in `outer`, or have no effect."""
-    given = dict[str, Any]()
+    given: dict[str, Any] = {}
     for key in sorted(value, key=lambda key: key in _LAST):
         is_default = key == "factor" and value[key] == 1
         if value[key] is not None and outer.get(key) != value[key] and not is_default:
@@ -83,7 +83,7 @@ def _mapping(value: Mapping[str, Any], outer: Mapping[str, Any]) -> str:
         for key in ("position", "pick"):
             if key in given:
                 return _text(given[key])  # tokens: -1, heads: [3, 5]
-    texts = list[str]()
+    texts: list[str] = []
     for key, inner in given.items():
         text = _mapping(inner, value) if isinstance(inner, Mapping) else _text(inner)
         texts.append(f"{key}: {text}")

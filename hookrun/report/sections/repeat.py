@@ -52,7 +52,7 @@ def _again(
         hydra = checked(content.get("hydra", content) or None, HydraRecord)
     except ValueError:  # there is none, or it has another form
         return {"command": "", "folder": ""}
-    words = list[str]()
+    words: list[str] = []
     if env.trusted:
         words.append(f"{VARIABLE}={','.join(env.trusted)}")
     words += ["python", "-m", "hookrun"]
@@ -80,7 +80,7 @@ def _with_places(overrides: list[str], runs: Sequence[UsedRunRecord], cwd: str) 
     """The overrides, with the directory of each run whose name may now mean a different run."""
     from hydra.core.override_parser.types import Quote, QuotedString
 
-    places = dict[str, str]()
+    places: dict[str, str] = {}
     for run in runs:
         if not run.need and os.path.normpath(os.path.join(cwd, run.run)) != run.path:
             places[run.where] = run.path

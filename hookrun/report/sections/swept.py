@@ -69,7 +69,7 @@ def figures(facts: SweepData, *, are_few: bool) -> list[Figure]:
         names.remove(facts.goal.metric)
         names.insert(0, facts.goal.metric)
     is_map = len(keys) == 2 and all(len(facts.values_of(key)) <= MOST_CELLS for key in keys)
-    drawn = list[Figure]()
+    drawn: list[Figure] = []
     for name in names[:MOST_METRICS]:
         if is_map:
             drawn.append(_with_baselines(_Map(facts, keys).figure(name), facts, name))
@@ -101,7 +101,7 @@ def _curve(jobs: Sequence[JobData], key: str, name: str, *, dots: bool) -> Figur
 
     dots: points, also for numbers, which are not in an order that means something
     """
-    by_value = dict[str, list[float]]()
+    by_value: dict[str, list[float]] = {}
     for job in jobs:
         by_value.setdefault(job.given(key), []).append(job.metrics[name])
     order = sorted(by_value, key=by_number)
@@ -212,7 +212,7 @@ def _with_tokens(facts: SweepData, positions: Sequence[str]) -> list[str]:
         sequences.update(tuple(line.get("tokens") or ()) for line in file.records)
     tokens = sampled(facts.folder / facts.compared[0].name / TOKENS, TokenLine).records
     texts = {line["token"]: line["text"] for line in tokens}
-    named = list[str]()
+    named: list[str] = []
     for position in positions:
         token = _token_at(position, sequences)
         if token is not None:
@@ -240,13 +240,13 @@ def _finite(groups: Mapping[K, Sequence[float]], several: str) -> tuple[dict[K, 
 
     The second note says how many values were left out.
     """
-    finite = dict[K, list[float]]()
+    finite: dict[K, list[float]] = {}
     lost = 0
     for key, values in groups.items():
         kept = list(filter(math.isfinite, values))
         lost += len(values) - len(kept)
         finite[key] = kept or [math.nan]
-    notes = list[str]()
+    notes: list[str] = []
     if max(map(len, groups.values()), default=0) > 1:
         notes.append(several)
     if lost:

@@ -145,7 +145,7 @@ def own_code(task: Task, settings: Settings, loss: TrainLoss, metrics: Sequence[
     if scored is not None:
         where, backward = scored
         named.append((f"{where.removesuffix('.score')}.score", backward.score, OWN_METRIC))
-    code = dict[str, Code]()
+    code: dict[str, Code] = {}
     of_extension = code_of_class(type(task))
     if of_extension is not None:
         code["task.name"] = of_extension

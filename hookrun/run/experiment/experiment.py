@@ -39,7 +39,7 @@ class Experiment:
 
         Raises SpecError for a need that is not in `made`.
         """
-        runs = dict[str, str | None]()
+        runs: dict[str, str | None] = {}
         for name, need in self.settings.needs.items():
             if need not in made:
                 raise spec_error(

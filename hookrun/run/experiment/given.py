@@ -85,7 +85,7 @@ class Given:
         Raises SpecError for data that cannot be used.
         """
         if split not in self._sections:
-            sections = dict[str, Mapping[str, Any]]()
+            sections: dict[str, Mapping[str, Any]] = {}
             if self.model is not None:
                 sections["model"] = {"name": GIVEN, "args": _record_of_module(self.model)}
             if self.data is not None:
@@ -108,8 +108,8 @@ def _record_of_module(module: nn.Module) -> dict[str, Any]:
     from hookrun.engine.actions.base import was_added
     from hookrun.run.experiment.checksums import content_of, crc_of
 
-    forms = list[str]()
-    values = list[str]()
+    forms: list[str] = []
+    values: list[str] = []
     for path, each in module.named_modules():
         for name, tensor in (*each.named_parameters(path, False), *each.named_buffers(path, False)):
             if is_lazy(tensor):
@@ -136,7 +136,7 @@ def _record_of_part(part: Any) -> dict[str, Any]:
     samples = samples_in(part)
     count = len(samples)
     number = min(count, MOST_READ)
-    contents = list[Any]()
+    contents: list[Any] = []
     # random transforms draw the same each time
     with all_seeded(0), refused_at("data", "correct it", kinds=Exception, tell=reason):
         for place in range(number):

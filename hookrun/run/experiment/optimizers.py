@@ -48,7 +48,7 @@ _GIVEN = frozenset({"optimizer", "schedulers"})
 
 def _classes_in(module: ModuleType, base: type, without: Collection[type]) -> dict[str, type]:
     """Name -> class, for the subclasses of `base` in a module of torch that are not private."""
-    classes = dict[str, type]()
+    classes: dict[str, type] = {}
     for name, item in vars(module).items():
         is_class = isinstance(item, type) and issubclass(item, base)
         if is_class and item not in without and not name.startswith("_"):
@@ -326,7 +326,7 @@ def make_scheduler(
 def _constructed(cls: type, where: str, args: Mapping[str, Any], *first: Any) -> Any:
     """An object of the class. Raises SpecError for arguments that it refuses."""
     takes = parameters(cls) or {}
-    problems = list[Problem]()
+    problems: list[Problem] = []
     for key, value in args.items():
         # torch compares a text with numbers, and names no argument
         if isinstance(value, str) and key in takes and type(takes[key].default) in (int, float):

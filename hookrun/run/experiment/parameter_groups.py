@@ -74,7 +74,7 @@ def chosen(train: Train, hooks: Spec, model: nn.Module) -> tuple[Trained, list[P
     """The parameters of the model that a run with these hooks trains, and all mistakes in the settings for them."""
     names = names_under(hooks, model)
     adding = {hook.name: hook for hook in hooks.hooks if names.added_by.get(hook.name)}
-    problems = list[Problem]()
+    problems: list[Problem] = []
     members = partial(_members, names=names, adding=adding, problems=problems)
     every = names.select_parameters()
     trained = [name for name in every if names.trains(name)]
@@ -92,7 +92,7 @@ def chosen(train: Train, hooks: Spec, model: nn.Module) -> tuple[Trained, list[P
                 "use task=evaluate, or unfreeze a parameter",
             )
         )
-    groups = list[ParameterGroup]()
+    groups: list[ParameterGroup] = []
     rest = trained
     for number, group in enumerate(train.optimizer.groups):
         where = f"{GROUPS}.{number}"
@@ -200,7 +200,7 @@ def _added(
                 nearest(member.hook, adding),
             )
         )
-    added = list[str]()
+    added: list[str] = []
     for hook_name, hook in adding.items():
         if member.every or hook_name == member.hook:
             for match in names.matches(hook):

@@ -137,7 +137,7 @@ def _dropout_notes(model: nn.Module) -> Iterator[str]:
 
 def _idle_hooks(task: ModelTask, parts: Parts) -> list[str]:
     """A note on each hook that never fires in this task; under `strict` it is a mistake instead."""
-    notes = list[str]()
+    notes: list[str] = []
     for hook in parts.experiment.hooks.hooks:
         idle = task.idle(hook) if hook.keys.enabled else None
         if idle is None:

@@ -102,7 +102,7 @@ ARGS = "args"
 
 def structure(hooks: Spec) -> list[Any]:
     """A value that is equal for hooks of the same structure; see `compiled`."""
-    structures = list[Any]()
+    structures: list[Any] = []
     for hook in hooks.hooks:
         if hook.keys.enabled:
             plain = hook.to_dict()

@@ -96,7 +96,7 @@ def hook_misfits(plan: ResolvedPlan) -> Iterator[Problem]:
 
 def _captures_without_rows(hook: PlannedHook) -> Iterator[Problem]:
     """A problem if a capture has no row for each sample on some modules."""
-    whole = list[str]()
+    whole: list[str] = []
     for match in hook.matches:
         if match.bytes is not None and not match.per_sample:
             whole.append(match.path or "(root)")

@@ -90,7 +90,7 @@ def missing_spans(
     clauses: (clause, the key path of its owner)
     samples: samples with ids below this are checked; None: nothing is checked
     """
-    named = dict[tuple[str, str], None]()  # (span, key path of its owner), each once
+    named: dict[tuple[str, str], None] = {}  # (span, key path of its owner), each once
     for clause, owner in clauses:
         if clause is not None and clause.missing == "error":
             for tokens in clause.filters:

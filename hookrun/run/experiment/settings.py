@@ -298,7 +298,7 @@ class Settings(Section):
 
 def runs_of(settings: Settings) -> Mapping[str, str]:
     """Key path -> name of each run that `model.weights` and the task name."""
-    runs = dict[str, str]()
+    runs: dict[str, str] = {}
     if isinstance(settings.model.weights, RunWeights):
         runs["model.weights.run"] = settings.model.weights.run
     for place, metric in enumerate(getattr(settings.task, "metrics", None) or ()):

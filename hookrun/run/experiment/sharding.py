@@ -105,7 +105,7 @@ def whole_state(model: nn.Module, *, keeps: bool) -> Mapping[str, Tensor]:
     keeps: whether this rank needs the result; otherwise its tensors are empty
     """
     parts = model.state_dict(keep_vars=True)  # in which a shared parameter is one object
-    gathered = dict[int, Tensor]()
+    gathered: dict[int, Tensor] = {}
     for tensor in parts.values():
         if id(tensor) not in gathered:
             full = whole(tensor.detach()).cpu()

@@ -98,7 +98,7 @@ def changed(where: str, section: Section, but: Collection[str] = ()) -> list[str
     where: the key path of the section
     but:   keys to leave out
     """
-    paths = list[str]()
+    paths: list[str] = []
     for key, field in type(section).model_fields.items():
         if key not in but and getattr(section, key) != field.get_default():
             paths.append(f"{where}.{key}")

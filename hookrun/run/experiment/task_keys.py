@@ -31,7 +31,7 @@ def parse_task(
         given["name"] = next((name for name, task in tasks.items() if "is_default" in vars(task)), None)
     name = given.pop("name")
     chosen = tasks.get(name) if isinstance(name, str) else None
-    problems = list[Problem]()
+    problems: list[Problem] = []
     if chosen is None:
         what = f"found {name!r}, which is not a task"
         problems.append(misnamed(f"{WHERE}.name", what, str(name), tasks))
@@ -46,7 +46,7 @@ def parse_task(
     if chosen is not None:
         task, wrong = parse(chosen, used, WHERE)
         problems += wrong
-    notes = list[str]()
+    notes: list[str] = []
     for key, value in given.items():
         if key in used or key not in every_key:
             continue
@@ -60,7 +60,7 @@ def parse_task(
 
 def _problems_of_value(key: str, value: Any, tasks: Mapping[str, type[TaskKeys]]) -> list[Problem]:
     """The mistakes in the value of a key of other tasks: the fewest, since tasks may share the name of a key."""
-    of_owners = list[list[Problem]]()
+    of_owners: list[list[Problem]] = []
     for task in tasks.values():
         if key in task.model_fields:
             problems = parse(task, {key: value}, WHERE)[1]

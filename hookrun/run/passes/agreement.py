@@ -69,7 +69,7 @@ def facts_of_rank(ready: Ready, run_dir: Path) -> dict[str, Any]:
 
 def differing_ranks(facts: Sequence[Mapping[str, Any]]) -> SpecError:
     """The error that names each difference to rank 0. facts: of each rank, from `facts_of_rank`."""
-    lines = list[str]()
+    lines: list[str] = []
     for rank, other in enumerate(facts):
         for key, main, its in differences(facts[0], other):
             lines.append(f"rank {rank} has {key} {shown(its)}, rank 0 has {shown(main)}")

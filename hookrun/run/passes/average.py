@@ -119,7 +119,7 @@ class Average:
 
     def _keep(self, values: dict[str, RowValues], ids: Tensor, split: str) -> None:
         """Take the metrics over the whole split out of `values`, and keep their rows, those of the same rows once."""
-        parts = dict[int, list[Tensor]]()
+        parts: dict[int, list[Tensor]] = {}
         for name in {metric.name for metric in self._over_split} & values.keys():
             rows, scores = values.pop(name)
             if id(rows) not in parts:
@@ -145,7 +145,7 @@ class Average:
     def _values(self, rows: BatchRows) -> dict[str, RowValues]:
         """Name -> the rows from which the metric is computed, and its value at each of them."""
         together = self._of_samples if rows.samples is None else self._of_tokens
-        values = dict[str, RowValues]()
+        values: dict[str, RowValues] = {}
         for (path, at_target), metrics in together.items():
             source = rows if path is None else rows.of_paths[path]
             if at_target:
@@ -233,7 +233,7 @@ class Average:
 
     def state_dict(self) -> dict[str, Any]:
         """The sums so far, as plain values and tensors."""
-        columns = list[list[Any]]()
+        columns: list[list[Any]] = []
         for column, cells in self._cells.items():
             keys = torch.tensor(list(cells), dtype=torch.int64, device="cpu")
             sums = [total for total, _ in cells.values()]
@@ -278,8 +278,8 @@ class Average:
     def read(self) -> dict[str, float]:
         """`loss` and the metrics by name, `accuracy` as a fraction; those without a value are left out."""
         shown = {LOSS: float, **self._shown()}
-        totals = dict[str, Cell]()
-        on_device = dict[str, Tensor]()
+        totals: dict[str, Cell] = {}
+        on_device: dict[str, Tensor] = {}
         for name in shown:
             cells = self._cells.get((name, *_WHOLE))
             if cells:
@@ -288,7 +288,7 @@ class Average:
                 if isinstance(total, Tensor):
                     on_device[name] = total
         read = dict(zip(on_device, read_together(on_device.values()), strict=True))
-        means = dict[str, float]()
+        means: dict[str, float] = {}
         for name, (total, count) in totals.items():
             means[name] = shown[name](float(read.get(name, total)) / count)
         return means
@@ -321,7 +321,7 @@ class Average:
         """(split, a line of metrics.jsonl) for each position and sample; the split is ``""`` for positions."""
         shown = self._shown()
         groups = list(dict.fromkeys((by, split) for _, by, split in self._cells if by))
-        lines = dict[tuple[int, int, int], Line]()
+        lines: dict[tuple[int, int, int], Line] = {}
         for (name, by, split), cells in self._cells.items():
             if not by:
                 continue

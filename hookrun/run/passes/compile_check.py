@@ -66,7 +66,7 @@ TOLERANCE = 0.02
 
 def relative_difference(found: Any, expected: Any) -> float:
     """The norm of the difference of two tensors, relative to the expected one's norm; the largest of all tensors."""
-    shares = list[float]()
+    shares: list[float] = []
     for ours, theirs in zip(tensors(found), tensors(expected), strict=True):
         if theirs.numel():
             theirs = theirs.detach().double()

@@ -408,7 +408,7 @@ class RunContext:
             clock.training_at = at.step if self.prepared.task.trains else None
             clock.step = clock.step if resumed else 0
             self.sink.loggers.reach(at.step)
-            shown = dict[str, float]()
+            shown: dict[str, float] = {}
             self.model.eval()
             try:
                 self.resuming.begin()

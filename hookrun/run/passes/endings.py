@@ -124,7 +124,7 @@ def hook_facts(hooks: Installation) -> dict[str, Any]:
     edited something.
     """
     silent = {(hook, path): why for hook, path, why in hooks.inactive}
-    sites = list[dict[str, Any]]()
+    sites: list[dict[str, Any]] = []
     for site in hooks.sites:
         facts = {
             "hook": site.hook_name,
@@ -145,7 +145,7 @@ def hook_lines(context: RunContext) -> Iterator[str]:
     facts = hook_facts(context.hooks)["sites"]
     for planned in context.hooks.plan.hooks:
         hook = planned.spec
-        counts = list[str]()
+        counts: list[str] = []
         changed = total = 0
         for site in facts:
             if site["hook"] == hook.name:

@@ -92,7 +92,7 @@ def folds_of(hooks: Installation, states: Sequence[Mapping[str, Any]]) -> dict[s
 
     states: of each rank, with `sites` as in `Installation.state_dict`
     """
-    found = dict[str, dict[str, Folded]]()
+    found: dict[str, dict[str, Folded]] = {}
     for site in hooks.sites:
         if site.fold is None:
             continue
@@ -105,7 +105,7 @@ def folds_of(hooks: Installation, states: Sequence[Mapping[str, Any]]) -> dict[s
 
 def folds_of_all(hooks: Installation, ranks: Ranks) -> dict[str, dict[str, Folded]]:
     """The same at this moment; every rank calls it."""
-    sites = dict[str, dict[str, Any]]()
+    sites: dict[str, dict[str, Any]] = {}
     for site in hooks.sites:
         if site.fold is not None:
             sites.setdefault(site.hook_name, {})[site.path] = {"fold": site.fold.state_dict()}
@@ -141,7 +141,7 @@ def counts_of_all(
     reached: the position of the captures when the run was resumed, with the counts of ranks that it had then
     """
     mine = [[*key, count.tensors, count.bytes, count.rows] for key, count in counts.items()]
-    lines = list[Any]()
+    lines: list[Any] = []
     for rank, counted in enumerate(ranks.gathered(mine)):
         if rank != ranks.rank:
             lines += counted
@@ -168,7 +168,7 @@ def for_rank(before: Sequence[RankState], ranks: Ranks, of_batch: Collection[str
         return before[ranks.rank]
     main = before[0]
     summed = before if ranks.is_main else []
-    sums = dict[str, Any]()
+    sums: dict[str, Any] = {}
     for place in main["sums"]:
         sums[place] = sum_of(state["sums"][place] for state in summed).state_dict()
     part = {"hooks": _hooks_of_all([state["hooks"] for state in before], ranks, of_batch), "sums": sums}
@@ -227,7 +227,7 @@ def _hooks_of_all(
     What the ranks have used of `max_bytes` is divided anew.
     """
     main = states[0]
-    sites = dict[str, dict[str, Any]]()
+    sites: dict[str, dict[str, Any]] = {}
     for hook, modules in main["sites"].items():
         is_of_rows = hook in of_batch  # the others have the same counts on every rank
         sites[hook] = {}
@@ -263,7 +263,7 @@ def _sink_of_all(
         texts.update(state["texts"])
         if ranks.is_main:
             counted.update(state["bytes"])
-    budgets = dict[str, Any]()
+    budgets: dict[str, Any] = {}
     for hook in states[0]["budgets"]:
         of_ranks = [state["budgets"][hook] for state in states]
         used = [budget["used"] for budget in of_ranks]

@@ -214,7 +214,7 @@ class Screen:
 
 def numbers(values: Mapping[str, float]) -> str:
     """``loss 0.1234  accuracy 96.5 %  changed 12 of 12``."""
-    parts = list[str]()
+    parts: list[str] = []
     for name, value in values.items():
         if name == "accuracy":
             text = f"{value * 100:.1f} %"

@@ -185,7 +185,7 @@ class Resuming:
         ranks = self._run_dir.ranks
         generators = {**generator_states(), "device": self._ready.device.type}
         hooks = self._hooks.state_dict()
-        sums_of_rank = dict[str, Any]()
+        sums_of_rank: dict[str, Any] = {}
         for name, (_, sums) in self._parts.items():
             for place, average in sums.items():
                 sums_of_rank[f"{name}.{place}"] = average.state_dict()
@@ -283,7 +283,7 @@ def about(ready: Ready, run: Path) -> dict[str, Any]:
 
 def require_same(saved: SavedState, ready: Ready, run: Path) -> None:
     """Raise SpecError with a line for each difference between the run of the state and the run that would resume it."""
-    lines = list[str]()
+    lines: list[str] = []
     for key, before, now in differences(saved.about, about(ready, run)):
         if key.startswith("files."):
             lines.append(f"{key.removeprefix('files.')}: its content has changed")
@@ -324,7 +324,7 @@ def load_model(model: nn.Module, state: Mapping[str, Any]) -> None:
     """Load a state of `model_state` into the model."""
     if "state" in state:
         present = model.state_dict()
-        loaded = dict[str, Any]()
+        loaded: dict[str, Any] = {}
         for name, value in state["state"].items():
             if name in present and (change := change_of(value, present[name])):
                 raise StoreError(f"the state has another kind of number: {name!r} is {change}")

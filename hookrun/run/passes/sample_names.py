@@ -65,7 +65,7 @@ class SampleNames:
         losses = columns.pop("loss", None)
         self.seen[split] += batch.whole
         tokens = self._tokens(batch) if samples.of_tokens else {}
-        lines = list[dict[str, Any]]()
+        lines: list[dict[str, Any]] = []
         for row, number in enumerate(batch.ids.tolist()):
             line: dict[str, Any] = {"split": split, "sample": number, "file": samples.file(number)}
             for name, labels in columns.items():
@@ -120,7 +120,7 @@ class SampleNames:
         for split, count in self.seen.items():
             in_report = [part * (count - 1) // 3 for part in range(4)]
             wanted.update((split, number) for number in (*range(min(count, MOST_FIRST)), *in_report))
-        lines = list[dict[str, Any]]()
+        lines: list[dict[str, Any]] = []
         for split, number in sorted(wanted):
             batches = self.parts.get(cast(Split, split))
             if batches is None or batches.data.of_tokens or not 0 <= number < batches.samples:
@@ -151,8 +151,8 @@ class SampleNames:
         ids, mask, target = read_together([inputs[IDS], inputs[MASK], batch.target])
         length = ids.shape[1]
         is_first = batch.ids < MOST_TOKENS // max(length, 1)
-        lines = dict[int, dict[str, Any]]()
-        written = list[int]()
+        lines: dict[int, dict[str, Any]] = {}
+        written: list[int] = []
         for row in is_first.nonzero().squeeze(1).tolist():
             columns = mask[row].nonzero().squeeze(1).tolist()
             if not columns:

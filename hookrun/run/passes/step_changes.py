@@ -35,8 +35,8 @@ def noting_changes(sites: Sequence[HookSite], step: int, every: int) -> Iterator
         return
     before = [(site.changed, site.total) for site in sites]
     yield
-    acted = list[tuple[HookSite, int]]()
-    changes = list[Tensor]()
+    acted: list[tuple[HookSite, int]] = []
+    changes: list[Tensor] = []
     for site, (changed, total) in zip(sites, before, strict=True):
         if site.total > total:
             acted.append((site, site.total - total))

@@ -93,7 +93,7 @@ class RankGroup(Ranks):
         parts = [torch.empty_like(padded) for _ in range(self.size)]
         distributed.all_gather(parts, padded)
         _released(size, padded, *sizes, *parts)
-        values = list[Any]()
+        values: list[Any] = []
         for part, length in zip(parts, sizes, strict=True):
             stored = io.BytesIO(part[: int(length)].numpy().tobytes())
             values.append(torch.load(stored, map_location="cpu", weights_only=True))

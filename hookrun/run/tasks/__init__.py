@@ -104,7 +104,7 @@ def check_jobs(
 
     Returns job number -> the error that its run would raise.
     """
-    refused = dict[int, SpecError | CompileError]()
+    refused: dict[int, SpecError | CompileError] = {}
     for number in sorted(jobs, key=lambda number: model_key(jobs[number].settings)):
         try:
             prepare(jobs[number], trust=trust, cache=cache)

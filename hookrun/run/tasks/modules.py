@@ -61,7 +61,7 @@ class ModulesTask(Task):
         """Build the model, and run it once with a hook on every module to find the output shapes."""
         from hookrun.run.experiment.prepare import prepare_alone, without_data
 
-        errors = list[SpecError]()
+        errors: list[SpecError] = []
         for split in SPLITS:  # data may have one split only
             try:
                 return prepare_alone(experiment, on_every_module, split, trust)
@@ -102,7 +102,7 @@ class ModulesTask(Task):
 
     def as_data(self, prepared: Prepared) -> dict[str, Any]:
         """The modules, and those that `select` matches. Raises CompileError for a selector without matches."""
-        rows = list[dict[str, Any]]()
+        rows: list[dict[str, Any]] = []
         for match in modules_of(prepared.model, prepared.plan.hooks).values():
             row = {key: getattr(match, key) for key in ("path", "type", "parameters", "shape")}
             rows.append({**row, "names": match.names} if len(match.names) > 1 else row)
@@ -129,7 +129,7 @@ def on_every_module(model: Module, hook_types: Mapping[str, str] = _OUTPUTS) -> 
 
     inside = [*ModelNames(model).inside()]
     select = {"type": "*", "exclude": inside} if inside else "type:*"
-    hooks = dict[str, dict[str, Any]]()
+    hooks: dict[str, dict[str, Any]] = {}
     for name, hook_type in hook_types.items():
         hooks[name] = {"select": select, "hook": hook_type, "action": "print"}
     return parse_spec(hooks)
@@ -159,8 +159,8 @@ def tree_of(
     from rich.tree import Tree
 
     listed = [matches[path] for path in matches if path in shown]
-    names = list[str]()
-    indents = list[int]()
+    names: list[str] = []
+    indents: list[int] = []
     for match in listed:
         name = match.path.rpartition(".")[2] or "(root)"
         names.append(f"* {name}" if match.path in picked else name)
@@ -174,7 +174,7 @@ def tree_of(
     unfolded = set[str]()
     for path in shown:
         unfolded.update(ancestors(path))
-    nodes = dict[str, Tree]()
+    nodes: dict[str, Tree] = {}
     for match, name, indent in zip(listed, names, indents, strict=True):
         columns = [
             name.ljust(name_width - indent),

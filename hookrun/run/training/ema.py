@@ -31,7 +31,7 @@ class WeightAverage:
     def update(self) -> None:
         """Update the averages after a step of the optimizer."""
         # Averages and weights of the same device and dtype.
-        alike = dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]]()
+        alike: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
         for name, weight in self._parts():
             average = self._averages.get(name)
             if average is None or average.shape != weight.shape:

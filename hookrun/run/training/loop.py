@@ -121,8 +121,8 @@ def _train_epoch(training: Training) -> dict[str, float]:
     settings = context.settings.train
     every = settings.checkpoint.every.steps
     total = len(training.train)
-    shown = dict[str, float]()
-    group = list[Batch]()
+    shown: dict[str, float] = {}
+    group: list[Batch] = []
     rest = training.train.epoch(training.epoch, training.batches)
     tracked = context.screen.track(rest, total, training.label, shown, training.batches)
     with closing(tracked) as batches:

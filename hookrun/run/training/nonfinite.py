@@ -533,7 +533,7 @@ def _nonfinite_tensors(model: nn.Module) -> dict[str, str]:
 
     A buffer with infinities but without NaN is assumed to be a mask, and left out.
     """
-    described = dict[str, str]()
+    described: dict[str, str] = {}
     for name, parameter in model.named_parameters():
         if bad := not_finite(parameter):
             described[name] = f"the parameter {name}: {bad}"

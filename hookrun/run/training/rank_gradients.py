@@ -49,7 +49,7 @@ class StepGradientsOfRanks(StepGradients):
 
     def compute(self, batch: Batch, share: Share, *, last: bool) -> MicroBatchResult:
         """The same; gradients are summed over the ranks, at the latest with the last micro-batch."""
-        earlier = list[tuple[nn.Parameter, Tensor | None]]()
+        earlier: list[tuple[nn.Parameter, Tensor | None]] = []
         if self._reduced.of_each_part:  # then `grad` is to have the gradient of this micro-batch alone
             for parameter in self._parameters:
                 earlier.append((parameter, parameter.grad))

@@ -123,7 +123,7 @@ def train_step(training: Training, group: Sequence[Batch], shown: dict[str, floa
 
         # Forward and backward of each micro-batch, weighted by its share of the samples of the step.
         step_means.clear()
-        losses = list[Tensor | None]()
+        losses: list[Tensor | None] = []
         shares = training.gradients.shares(group)
         for number, (batch, share) in enumerate(zip(group, shares, strict=True), 1):
             hooks.accumulating = number < len(group)

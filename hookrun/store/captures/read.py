@@ -265,7 +265,7 @@ class StoredCapture(Shown):
     @property
     def names(self) -> list[str]:
         """A name for each row: its sample's file, else ``val 17``; for the row of a whole firing its step."""
-        names = list[str]()
+        names: list[str] = []
         rows = zip(self.files, self.splits, self.sample_ids.tolist(), self.steps.tolist(), strict=True)
         for file, split, sample, step in rows:
             if file:
@@ -358,7 +358,7 @@ class StoredCapture(Shown):
     def _view(self) -> View:
         first = self.of_shards(1)
         first = first.chosen(torch.arange(min(len(first), _SHOWN_ROWS)))
-        rows = list[tuple[str, str]]()
+        rows: list[tuple[str, str]] = []
         for name, text, values in zip(first.names, first.text, first, strict=True):
             numbers = [f"{value:.4g}" for value in values.flatten()[:_SHOWN_VALUES].tolist()]
             rows.append((f"{name} {text}".rstrip(), "  ".join(numbers)))
@@ -529,14 +529,14 @@ def stored_tensors(
 
     samples: the names of the samples; those of the run by default
     """
-    parts = dict[tuple[str, str, str], list[_Part]]()
+    parts: dict[tuple[str, str, str], list[_Part]] = {}
     for shard in shards:
         for entry in shard.entries:
             parts.setdefault((entry.hook, entry.module, entry.path), []).append(_Part(shard, entry))
     opened = _Shards(folder)
     if samples is None:
         samples = SampleTable(folder.parent)
-    captures = list[StoredCapture]()
+    captures: list[StoredCapture] = []
     for place, of_tensor in parts.items():
         captures.append(StoredCapture(*place, of_tensor, opened, samples, len(captures)))
     return captures
@@ -549,9 +549,9 @@ def read_captures(
     samples: SampleTable | None = None,
 ) -> Lookup[Lookup[Leaf]]:
     """Hook -> module -> its captures, as `stored_tensors` gives them."""
-    hooks = dict[str, Lookup[Leaf]]()
+    hooks: dict[str, Lookup[Leaf]] = {}
     for hook, of_hook in grouped(stored_tensors(folder, shards, samples), attrgetter("hook")).items():
-        leaves = dict[str, Leaf]()
+        leaves: dict[str, Leaf] = {}
         for module, tensors in grouped(of_hook, attrgetter("module")).items():
             by_path = {tensor.path: tensor for tensor in tensors}
             leaves[module] = Lookup("tensor", f"{hook} at {module!r}", by_path)
@@ -585,7 +585,7 @@ def chosen_tensors(
     tensors = list(captured_tensors(hooks))
     if module is None:
         return tensors
-    chosen = list[StoredCapture]()
+    chosen: list[StoredCapture] = []
     for hook, modules in hooks.items():
         if module in modules:
             chosen += captured_tensors({hook: {module: modules[module]}})

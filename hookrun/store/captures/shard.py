@@ -128,7 +128,7 @@ def read_index(folder: Path, notes: list[str] | None = None) -> list[Shard]:
 
     notes: gets a note on each last line that is cut off
     """
-    shards = dict[str, Shard]()
+    shards: dict[str, Shard] = {}
     for name in index_names(folder):
         before = None
         for number, record in read_lines(folder / name, folder.parent, notes):

@@ -240,7 +240,7 @@ class CaptureWriter:
     def position(self) -> dict[str, Any]:
         """Flush the buffer and return the folder's position, as an IndexPosition."""
         self.flush()
-        counts = dict[str, dict[str, tuple[int, int, int]]]()
+        counts: dict[str, dict[str, tuple[int, int, int]]] = {}
         for (hook, module), count in self.counts.items():
             counts.setdefault(hook, {})[module] = (count.tensors, count.bytes, count.rows)
         turns = self._batch is not None and self.shards > 0
@@ -285,8 +285,8 @@ class CaptureWriter:
             make_folder(self.folder, parents=False)
         self._index.require_there()
         name = self._named(self.shards)
-        tensors = dict[str, Chunks]()
-        entries = list[dict[str, Any]]()
+        tensors: dict[str, Chunks] = {}
+        entries: list[dict[str, Any]] = []
         for number, run in enumerate(buffer.runs):
             kind = run.kind
             tensors[f"{number}"] = Chunks(kind.dtype, (run.rows, *kind.shape), run.chunks)

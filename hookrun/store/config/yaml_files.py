@@ -245,8 +245,8 @@ class _Collection:
 
 def _check_events(text: str, loader: type) -> None:
     """Count values and depth, with aliases written out, in one pass over the events of a text."""
-    parents = list[_Collection]()
-    anchors = dict[str | None, tuple[int, int] | None]()  # values and height; None: it is being read
+    parents: list[_Collection] = []
+    anchors: dict[str | None, tuple[int, int] | None] = {}  # values and height; None: it is being read
     total = 0
     for event in yaml.parse(text, Loader=loader):
         line = 1 if event.start_mark is None else event.start_mark.line + 1

@@ -113,7 +113,7 @@ def newest_state(run: Path) -> tuple[SavedState | None, dict[str, str]]:
 
     States are untrusted input: nothing outside the directory is read and no code is run.
     """
-    damaged = dict[str, str]()
+    damaged: dict[str, str] = {}
     for name in reversed(state_names(run)):
         try:
             return read_state(run, name), damaged

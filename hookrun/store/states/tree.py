@@ -32,8 +32,8 @@ def flatten(tree: Any) -> tuple[Any, dict[str, Tensor]]:
 
     Raises NotPlain for a value that a tree cannot hold.
     """
-    tensors = dict[str, Tensor]()
-    names = dict[object, str]()
+    tensors: dict[str, Tensor] = {}
+    names: dict[object, str] = {}
 
     def flat(value: Any, where: tuple[Any, ...]) -> Any:
         kind = type(value)

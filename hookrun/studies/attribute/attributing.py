@@ -262,7 +262,7 @@ class Attributing:
         if IDS in inputs:
             inputs = {IDS: inputs[IDS]}
         ids = {tensor.data_ptr() for tensor in inputs.values()}
-        paths = dict[str, None]()
+        paths: dict[str, None] = {}
 
         def see(path: str, value: Any) -> None:
             if any(tensor.data_ptr() in ids for tensor in tensors(value)):

@@ -53,7 +53,7 @@ def channels_first(
 
 def _run(path: str, model: nn.Module, args: Any, kwargs: Any) -> list[tuple[int, ...]]:
     module = {path: nn.Module.get_submodule(model, path)}
-    shapes = list[tuple[int, ...]]()
+    shapes: list[tuple[int, ...]] = []
     with torch.no_grad():
         with noting_calls(module) as small:
             model(*args, **kwargs)

@@ -62,7 +62,7 @@ def build(facts: RunData) -> dict[str, Any] | None:
 
 def _rows(part: Any, places: list[Place], shown: Container[Place], most: int) -> dict[Place, Tensor]:
     """The rows of the first `most` samples that can be shown."""
-    rows = dict[Place, Tensor]()
+    rows: dict[Place, Tensor] = {}
     for row, place in enumerate(places):
         if place in shown and len(rows) < most:
             rows[place] = part[row : row + 1][0].float()

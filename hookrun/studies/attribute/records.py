@@ -61,7 +61,7 @@ def answer_of(run: Run) -> dict[str, Any] | None:
 
     if not os.path.lexists(run.path / ATTRIBUTIONS):
         return None
-    strongest = list[dict[str, Any]]()
+    strongest: list[dict[str, Any]] = []
     with open_tensors(run.path / ATTRIBUTIONS, run.path) as file:
         places = places_in(file)
         for name, part in parts_of(file, len(places)):

@@ -31,7 +31,7 @@ def build(facts: RunData) -> dict[str, Any] | None:
     similarities = similarities_in(facts.metrics.records)
     if not probes and not similarities:
         return None
-    figures = list[Figure]()
+    figures: list[Figure] = []
     if probes:
         figures.append(_scores(probes))
     if similarities:
@@ -75,7 +75,7 @@ def _similarity(lines: list[Line]) -> Figure:
 
 def _projections(lines: list[Line]) -> list[str]:
     """How features were projected, and of which modules."""
-    modules = dict[str, dict[str, None]]()
+    modules: dict[str, dict[str, None]] = {}
     for line in lines:
         how = line.get("projection")
         if how is not None and line.get("other") in (None, line["module"]):

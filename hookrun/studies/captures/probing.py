@@ -252,7 +252,7 @@ def labels_of_data(run: Run, capture: StoredCapture, *, answer: bool) -> Labels:
     if of_tokens and answer and values.dim() == 1:
         # Rows of tokens are in the order of the splits.
         splits = capture.split_numbers
-        of_splits = list[Tensor]()
+        of_splits: list[Tensor] = []
         for split in splits.unique().tolist():
             of_splits.append(run.labels(capture.sample_ids[splits == split], SPLITS[split]))
         values = torch.cat(of_splits)
@@ -293,7 +293,7 @@ def labels_of_file(name: str, column: str, capture: StoredCapture) -> Labels:
         keys.append("sample")
         for number, record in enumerate(records):
             record["sample"] = str(number)
-    label_of = dict[tuple[str, ...], str]()
+    label_of: dict[tuple[str, ...], str] = {}
     for record in records:
         cells = tuple(record[key].strip() for key in keys)
         label_of[cells] = record[column].strip()

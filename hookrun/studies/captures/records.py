@@ -29,7 +29,7 @@ def similarities_in(lines: Iterable[Line]) -> list[Line]:
 
 def _measured(lines: Iterable[Line], keys: frozenset[str], result: str) -> list[Line]:
     """The lines that have all of the keys; `result` is the key of the measured number."""
-    measured = list[Line]()
+    measured: list[Line] = []
     for line in lines:
         if line.keys() >= keys and type(line[result]) in (int, float) and isinstance(line["module"], str):
             measured.append(line)
@@ -42,7 +42,7 @@ def answer_of(run: Run) -> dict[str, Any] | None:
     if probes:
         layers = [{key: line[key] for key in _SCORES} for line in probes]
         return {"what": "accuracy_by_layer", "score": probes[0].get("score", "accuracy"), "layers": layers}
-    pairs = list[Line]()
+    pairs: list[Line] = []
     for line in similarities_in(run.metrics):
         if line["module"] != line["other"]:
             pairs.append({key: line[key] for key in ("module", "other", "cka")})

@@ -107,7 +107,7 @@ class ProbeTask(TaskOfCaptures):
 
         features = self.features(analysis, self.project)
         labels = self._labels(analysis)
-        shown = list[list[str]]()
+        shown: list[list[str]] = []
         outputs = max(each.outputs for each in labels.values())
         self.say_memory(screen, self._require_memory(analysis, outputs))
         weights: dict[str, Tensor] = {}
@@ -211,7 +211,7 @@ class SimilarityTask(TaskOfCaptures):
         way = self._way(analysis, self.project)
         self.say_memory(screen, way.needed)
         matrix = linear_cka_of_all(list(features.values()), way, results).tolist()
-        shown = list[list[str]]()
+        shown: list[list[str]] = []
         for number, (name, values) in enumerate(zip(features, matrix, strict=True)):
             shown.append([name, str(number), *(f"{value:.3f}" for value in values)])
             for other, value in zip(features, values, strict=True):

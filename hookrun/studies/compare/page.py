@@ -68,7 +68,7 @@ def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """A table of the first rows, with a column for each key."""
     shown = rows[:MOST_ROWS]
     heads = list(dict.fromkeys(chain(*shown)))
-    cells = list[list[str]]()
+    cells: list[list[str]] = []
     for row in shown:
         cells.append([shortened(number(row.get(head, "")), 200) for head in heads])
     return {"title": title, "heads": heads, "rows": cells}
@@ -76,7 +76,7 @@ def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _figures(rows: Sequence[Mapping[str, Any]]) -> list[Figure]:
     """The relative L2 of each module in the order of execution: bars, or a map by token."""
-    cells = dict[tuple[str, int | None], float]()
+    cells: dict[tuple[str, int | None], float] = {}
     for row in rows:
         if not is_number(row.get("relative_l2")):
             continue

@@ -85,9 +85,9 @@ class CompareTask(TaskOfRuns):
         from hookrun.studies.kit.files import write_table
         from hookrun.studies.kit.passes import linear_cka
 
-        jobs = dict[str, dict[str, Any]]()
-        rows = list[dict[str, Any]]()
-        reasons = list[str]()
+        jobs: dict[str, dict[str, Any]] = {}
+        rows: list[dict[str, Any]] = []
+        reasons: list[str] = []
         first: Any = None
         cka = partial(linear_cka, max_bytes=_MOST_BYTES) if self.cka else None
         for job, (run, other) in prepared.jobs.items():

@@ -241,7 +241,7 @@ class Cells:
         scouted = moved.grid.scouted
         self._estimated = list[int]()  # the numbers of trials without a pass of their own
         paths_of = {cell.number: cell.paths for cell in moved.grid.cells}
-        computed = dict[int, Set[str]]()
+        computed: dict[int, Set[str]] = {}
         for number, trial in enumerate(trials):
             if trial.kind == GRADIENT:
                 self._estimated.append(number)
@@ -380,7 +380,7 @@ class Cells:
 
     def _placed(self, kind: str) -> Tensor:
         """[repeats, *cells, samples] of the trials of a kind; NaN where there is none."""
-        rows = dict[tuple[int, ...], Tensor]()
+        rows: dict[tuple[int, ...], Tensor] = {}
         for trial, row in zip(self._trials, self.values, strict=True):
             if isinstance(trial, Trial) and trial.kind == kind:
                 rows[trial.number, *trial.cell.place] = row
@@ -547,7 +547,7 @@ class Cells:
             )
             hint = "use a metric that changes smoothly, such as loss, probability or logit_difference; or method: exact"
             raise SpecError([Problem("task.method", what, hint)])
-        tensors = list[Tensor]()
+        tensors: list[Tensor] = []
         for activation in kept:
             tensors += activation.tensors
         gradients = torch.autograd.grad(total, tensors, allow_unused=True)

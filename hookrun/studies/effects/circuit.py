@@ -55,7 +55,7 @@ class Circuit(Section):
     @property
     def runs(self) -> dict[str, str]:
         """Key path -> name of each run that `rest` comes from."""
-        runs = dict[str, str]()
+        runs: dict[str, str] = {}
         for depth, part in enumerate(action_values.parts_of(self.rest)):
             if isinstance(part, action_values.RunValue):
                 runs[f"{REST}{'.minus' * depth}.run"] = part.run

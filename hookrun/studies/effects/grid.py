@@ -187,7 +187,7 @@ class SiteGrid:
         site = runner.site
         if site.hook_name != self.hook.spec.name:
             return runner.op()
-        forms = dict[str, PlannedHook]()
+        forms: dict[str, PlannedHook] = {}
         for cell in self.cells:
             if site.path in cell.paths:
                 hook = hook_of(cell)
@@ -219,7 +219,7 @@ class SiteGrid:
     def _axis_of_modules(self, values: Any) -> GridAxis:
         """Each module, or windows of neighbouring ones."""
         groups = [self._paths[start:end] for start, end in _runs(values, len(self._paths))]
-        labels = list[str]()
+        labels: list[str] = []
         for paths in groups:
             labels.append(paths[0] if len(paths) == 1 else f"{paths[0]}:{paths[-1]}")
         return GridAxis(MODULE, labels, groups)
@@ -227,9 +227,9 @@ class SiteGrid:
     def _counted_axis(self, key: str, values: Any) -> GridAxis:
         """Each head, token, channel, call or expert, or windows of neighbouring ones."""
         counts = {"": max(self._lengths, default=0)} if key == TOKENS else self._counts(key)
-        labels = list[Any]()
-        numbers = list[Any]()
-        lacks = list[Set[str]]()
+        labels: list[Any] = []
+        numbers: list[Any] = []
+        lacks: list[Set[str]] = []
         for start, end in _runs(values, max(counts.values(), default=0)):
             labels.append(start if values == EACH else f"{start}:{end}")
             numbers.append(neighbours(key, start, end - start))
@@ -307,7 +307,7 @@ class SiteGrid:
             return []
         settings = self.prepared.settings
         samples: Any = data.load(settings.data, self._split, seed=settings.seed)
-        lengths = list[int]()
+        lengths: list[int] = []
         for number in range(samples_of_a_pass(settings, len(samples)) or 0):
             inputs, *_ = samples[number]
             mask = inputs.get(MASK)
@@ -316,7 +316,7 @@ class SiteGrid:
 
     def _counts(self, key: str) -> dict[str, int]:
         """Path -> how many heads its value has, how many channels, how many experts, or how often it is called."""
-        counts = dict[str, int]()
+        counts: dict[str, int] = {}
         if key == EXPERTS:
             for path in self._paths:
                 module = self.prepared.model.get_submodule(path)
@@ -382,11 +382,11 @@ class SiteGrid:
             )
         if self._problems:
             return
-        hooks = dict[tuple[int, ...], PlannedHook | None]()
+        hooks: dict[tuple[int, ...], PlannedHook | None] = {}
         for at, place in enumerate(product(*map(range, self.sizes))):
             paths = self._paths
-            values = dict[str, Any]()
-            numbers = list[int]()  # the place without that of the module
+            values: dict[str, Any] = {}
+            numbers: list[int] = []  # the place without that of the module
             lacking = set[str]()
             for axis, number in zip(self.axes, place, strict=True):
                 if axis.lacks:
@@ -412,8 +412,8 @@ class SiteGrid:
 
         Jobs with another number draw other random numbers.
         """
-        trials = list[Trial]()
-        placebo_of = dict[int, PlannedHook | None]()  # by the id of a cell's hook
+        trials: list[Trial] = []
+        placebo_of: dict[int, PlannedHook | None] = {}  # by the id of a cell's hook
         for cell in self.cells:
             for kind, count in counts.items():
                 trials += self._repeated(kind, count, cell, cell.hook)
@@ -466,7 +466,7 @@ def _resampled(value: Any) -> Any:
     """The value, with that of each sample drawn from the other samples."""
     if not isinstance(value, action_values.RunValue):
         return value
-    changed = dict[str, Any]()
+    changed: dict[str, Any] = {}
     if value.minus is not None:
         changed["minus"] = _resampled(value.minus)
     if value.sample == "same":

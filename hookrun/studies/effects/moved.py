@@ -140,7 +140,7 @@ class MovedHook:
         if place not in self._replaced:
             rest = self.grid.rest
             assert rest is not None
-            ops = dict[int, Op]()
+            ops: dict[int, Op] = {}
             for cell in self.grid.cells:
                 if site.path in cell.paths:
                     ops[cell.number] = self.op(rest.of(cell.hook), site.path, self.grid.prepared.plan.seed)
@@ -150,7 +150,7 @@ class MovedHook:
     def _keep(self, site: HookSite, value: Any) -> Any:
         """Pass on a copy of the value, with respect to which the metric is differentiated."""
         assert self.kept is not None
-        copies = list[Tensor]()
+        copies: list[Tensor] = []
 
         def copy(leaf: Any) -> Any:
             if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
@@ -189,7 +189,7 @@ class MovedHook:
         if site.calls is not None and site.calls.now is not None:
             drawn = site.calls.now.drawn
         before = drawn.copy()
-        news = list[Any]()
+        news: list[Any] = []
         for op, old in zip(ops, olds, strict=True):
             # each copy draws what a pass of its own would draw
             drawn.clear()

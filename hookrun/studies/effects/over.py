@@ -157,7 +157,7 @@ def varied(hook: HookSpec, values: Mapping[str, Any], place: str = "") -> tuple[
     """
     keys = hook.keys
     action = hook.action
-    problems = list[Problem]()
+    problems: list[Problem] = []
     for key, value in values.items():
         where = f"{WHERE}.{key}{place}"
         if key in type(action).model_fields:

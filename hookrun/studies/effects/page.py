@@ -78,8 +78,8 @@ class Map:
 
     def _lay_out_windows(self) -> None:
         """Rows and columns for windows over two dimensions."""
-        rows = dict[str, None]()
-        columns = dict[str, None]()
+        rows: dict[str, None] = {}
+        columns: dict[str, None] = {}
         for label in self.columns:
             match = _WINDOW.fullmatch(label)
             if match is None:
@@ -251,7 +251,7 @@ def _circuit(effects: Effects, grid: Map) -> Figure:
 
 def _top(effects: Effects, grid: Map, ranked: Sequence[int], linked: set[int]) -> dict[str, Any]:
     """A table of the cells that change the metric most."""
-    columns = dict[str, list[str]]()
+    columns: dict[str, list[str]] = {}
     if OF_SAMPLES in effects:
         columns["change"] = [_interval(_changes(effects, at)) for at in ranked]
     elif EXACT in effects:
@@ -268,7 +268,7 @@ def _top(effects: Effects, grid: Map, ranked: Sequence[int], linked: set[int]) -
         columns["restored"] = list(map(number, effects[RESTORED].flatten()[ranked].tolist()))
     if EXACT in effects:
         columns["with the hook"] = list(map(number, effects[EXACT].flatten()[ranked].tolist()))
-    rows = list[tuple[str, str, list[str]]]()
+    rows: list[tuple[str, str, list[str]]] = []
     for row, at in enumerate(ranked):
         link = f"#cell-{at}" if at in linked else ""
         rows.append((grid.cells[at], link, [column[row] for column in columns.values()]))
@@ -303,7 +303,7 @@ def _changes(effects: Effects, at: int) -> Tensor:
 
 def _samples(effects: Effects, facts: RunData, grid: Map, at: int) -> dict[str, Any]:
     """The samples that one cell changes most."""
-    rows = list[dict[str, Any]]()
+    rows: list[dict[str, Any]] = []
     values = _values(effects, at)
     changes = _changes(effects, at)
     by_change = changes.abs().nan_to_num(-1.0).argsort(descending=True, stable=True)

@@ -17,7 +17,7 @@ def parts_of(value: Any, parts: int, rows: set[int]) -> list[Any]:
     rows: the sizes of the first dimension that a tensor for one copy may have
     """
     pieces = [_pieces(leaf, parts, rows) for leaf in members(value)]
-    copies = list[Any]()
+    copies: list[Any] = []
     for part in range(parts):
         copies.append(with_members(value, [of_leaf[part] for of_leaf in pieces]))
     return copies

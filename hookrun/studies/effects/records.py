@@ -132,7 +132,7 @@ class Effects(html.Shown, Lookup["Tensor"]):
         changes = self.main_changes.flatten()
         ranked = self.ranked()
         sites = self.sites()
-        rows = list[list[str | float]]()
+        rows: list[list[str | float]] = []
         for at in ranked[: html.MOST_ROWS]:
             rows.append([*map(str, sites[at].values()), float(values[at]), float(changes[at])])
         heads = (*self.axes, self.about.get("metric", ""), "change")
@@ -167,7 +167,7 @@ class Effects(html.Shown, Lookup["Tensor"]):
 
     def of_cells(self) -> dict[str, float]:
         """``exact module=relu1, heads=0`` -> its value, for each cell that has one; also gradient and restored."""
-        numbers = dict[str, float]()
+        numbers: dict[str, float] = {}
         for name in _OF_A_CELL:
             if name in self:
                 for cell, value in zip(self.names(), self[name].flatten().tolist(), strict=True):
@@ -229,7 +229,7 @@ class Effects(html.Shown, Lookup["Tensor"]):
 
     def circuits(self) -> list[dict[str, Any]]:
         """A row for each size of a circuit: its faithfulness, and the mean of that of random sets."""
-        rows = list[dict[str, Any]]()
+        rows: list[dict[str, Any]] = []
         for place, size in enumerate(self.sizes):
             row = {"size": size, "faithfulness": float(self[CIRCUIT][place])}
             if CHANCE in self:
@@ -239,7 +239,7 @@ class Effects(html.Shown, Lookup["Tensor"]):
 
     def faithfulness(self) -> list[str]:
         """A line about circuits; none if there are none."""
-        texts = list[str]()
+        texts: list[str] = []
         for row in self.circuits():
             text = f"{row['faithfulness']:.4g} with {counted(row['size'], 'cell')}"
             if "chance" in row:
@@ -273,7 +273,7 @@ def write_effects(folder: Path, effects: Effects) -> None:
     """Write both files into the run directory; `dims` of the metadata names the dimensions of each tensor."""
     from hookrun.studies.kit.files import encode, replacing, write_table, write_tensors
 
-    dims = dict[str, list[str] | None]()
+    dims: dict[str, list[str] | None] = {}
     for name in effects:
         repeats = "chance" if name == CHANCE else name
         dims[name] = _dimensions(name, list(effects.axes), SAMPLES, SIZES, repeats)

@@ -60,7 +60,7 @@ def scout(hook: PlannedHook, model: nn.Module, args: Any, kwargs: Any) -> Scoute
             rows = two.sizes[0]
         with noting_calls(modules) as more:
             model(*args, **kwargs)
-    grows = dict[tuple[str, int], Sequence[bool] | None]()
+    grows: dict[tuple[str, int], Sequence[bool] | None] = {}
     if list(calls) == list(more):
         for call, (_, output) in calls.items():
             grows[call] = _grows(output, more[call][1])
@@ -79,7 +79,7 @@ def scout(hook: PlannedHook, model: nn.Module, args: Any, kwargs: Any) -> Scoute
 def _shapes(hook: PlannedHook, calls: Mapping[tuple[str, int], Any]) -> dict[str, Sequence[int]]:
     """Path of a hooked module -> the shape of what the hook sees there first."""
     keys = hook.spec.keys.target.keys if hook.spec.keys.target is not None else ()
-    shapes = dict[str, Sequence[int]]()
+    shapes: dict[str, Sequence[int]] = {}
     for (path, number), (inputs, output) in calls.items():
         if path in hook.aliases and number == 0:
             value = containers.get(inputs if hook.spec.hook_type is FORWARD_PRE else output, keys)
@@ -90,7 +90,7 @@ def _shapes(hook: PlannedHook, calls: Mapping[tuple[str, int], Any]) -> dict[str
 
 def _head(model: nn.Module, outputs: Mapping[tuple[str, int], Any], scores: Tensor | None) -> str | None:
     """The linear layer, called once, whose output is the model's scores for tokens; None: there is none."""
-    linear = list[str]()
+    linear: list[str] = []
     for (path, _), output in outputs.items():
         if output is scores and isinstance(nn.Module.get_submodule(model, path), nn.Linear):
             linear.append(path)
@@ -113,7 +113,7 @@ def _grows(small: Any, large: Any) -> tuple[bool, ...] | None:
     after = members(large)
     if len(before) != len(after):  # such as a list of one tensor for each sample
         return None
-    grows = list[bool]()
+    grows: list[bool] = []
     for a, b in zip(before, after, strict=True):
         if isinstance(a, Tensor) and isinstance(b, Tensor):
             grown = (a.shape[0] * 3 / 2, *a.shape[1:]) if a.dim() else ()  # from two samples to three
@@ -257,7 +257,7 @@ def _states(modules: Mapping[str, nn.Module]) -> Iterator[Any]:
         for name, value in vars(module).items():
             if name in _OF_TORCH or name.endswith("_hooks"):
                 continue
-            inside = list[int]()
+            inside: list[int] = []
             if isinstance(value, dict):
                 inside += map(id, value.values())
             elif isinstance(value, list | set | tuple):

@@ -124,7 +124,7 @@ def replaced_value(value: Any, ops: Mapping[int, Op]) -> ReplacedValue:
     """
     zeros = rebuild(value, partial(_filled, 0))
     ones = rebuild(value, partial(_filled, 1))
-    leaves = dict[int, tuple[Tensor, Tensor]]()
+    leaves: dict[int, tuple[Tensor, Tensor]] = {}
     groups = [frozenset[int]()]
     for cell, op in ops.items():
         for place, (from_zero, from_one) in enumerate(

@@ -192,7 +192,7 @@ class EffectsTask(TaskOfOneSplit):
     def _at_task(self, error: Refusal, place_of_cells: str = "") -> Refusal:
         """The mistakes at the places where the values of the hook were given."""
         hook = str(self.hook)
-        problems = list[Problem]()
+        problems: list[Problem] = []
         for problem in error.errors:
             where = place_of(problem.where, hook, self.over or {}).replace("task.metrics.0", "task.metric")
             if place_of_cells and where == f"hooks.{hook}":
@@ -205,7 +205,7 @@ class EffectsTask(TaskOfOneSplit):
         problems = list(self._problems(experiment))
         if problems or self.hook is None or self.over is None:
             raise SpecError(problems)
-        values = dict[str, Any]()
+        values: dict[str, Any] = {}
         for key, of_key in self.over.items():
             if key != MODULE or isinstance(of_key, tuple):
                 values[key] = first_value(key, of_key)

@@ -24,7 +24,7 @@ def prompts_of(batch: Batch, most: int | None) -> list[list[int]]:
     """The tokens of each sample without padding, at most the first `most`. HookrunError if a sample has no tokens."""
     inputs: Any = batch.inputs
     tokens, mask = read_together([inputs[IDS], inputs.get(MASK, torch.ones_like(inputs[IDS]))])
-    prompts = list[list[int]]()
+    prompts: list[list[int]] = []
     for sample, row, is_real in zip(batch.ids.tolist(), tokens, mask != 0, strict=True):
         prompts.append(row[is_real].tolist()[:most])
         if not prompts[-1]:
@@ -142,7 +142,7 @@ class LoopContinuer(nn.Module):
         batch_size = len(input_ids)
         names = parameters_of(self.model)
         while not choosing.is_over:
-            named = dict[str, Tensor]()
+            named: dict[str, Tensor] = {}
             if MASK in names:
                 named[MASK] = mask
             if POSITIONS in names:

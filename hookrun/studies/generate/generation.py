@@ -74,7 +74,7 @@ class Generation:
             if continuation is not None:
                 tokens.update(continuation.ids)
         context.sink.log_texts(texts.one, tokens)
-        records = list[dict[str, Any]]()
+        records: list[dict[str, Any]] = []
         for row, sample in enumerate(batch.ids.tolist()):
             record = record_of(prompts[row], now[row], texts, without[row])
             records.append({"sample": sample, "split": batch.split, **record})
@@ -86,7 +86,7 @@ class Generation:
         task = self._task
         samples = batch.ids.tolist()
         lengths = [0 if runs_together(context.model) else len(ids) for ids in prompts]
-        continued = dict[int, Continuation]()
+        continued: dict[int, Continuation] = {}
         for length in dict.fromkeys(lengths):
             rows = [row for row, of_row in enumerate(lengths) if of_row == length]
             context.set_batch(replace(batch, ids=batch.ids[rows], labels=batch.labels[rows]))
@@ -117,7 +117,7 @@ def stop_tokens(given: Sequence[int] | None, model: nn.Module, info: DataInfo) -
     configured = _config_value(model, "eos_token_id")
     if not isinstance(configured, list | tuple):
         configured = [configured]
-    stop = list[int]()
+    stop: list[int] = []
     for token in configured:
         if isinstance(token, int) and 0 <= token < (vocabulary or token + 1):
             stop.append(token)

@@ -148,7 +148,7 @@ def _next_tokens(now: Tokens, without: Tokens) -> list[dict[str, Any]]:
     before = {token: _share(share) for token, _, share in without}
     texts = {token: text for token, text, _ in [*now, *without]}
     by_share = sorted(texts, key=lambda token: -max(after.get(token, 0.0), before.get(token, 0.0)))
-    tokens = list[dict[str, Any]]()
+    tokens: list[dict[str, Any]] = []
     for token in by_share[:MOST_NEXT]:
         of_token = {
             "token": _token(token, texts[token]),

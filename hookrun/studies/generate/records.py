@@ -53,7 +53,7 @@ def generations_of(run: Run) -> list[dict[str, Any]]:
 
 def predictions_to_compare(run: Run) -> dict[tuple[str, int], str]:
     """(split, sample) -> the text that was generated, by which two runs are compared."""
-    texts = dict[tuple[str, int], str]()
+    texts: dict[tuple[str, int], str] = {}
     for line in run.generations:
         texts[line["split"], line["sample"]] = line["text"] or str(line["ids"])
     return texts

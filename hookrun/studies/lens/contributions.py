@@ -84,7 +84,7 @@ class Observer:
         self._shape = (0, 0)
         self._seen = ObservedForward()
         in_blocks = set[int]()
-        inner_paths = list[str]()
+        inner_paths: list[str] = []
         for block in places.blocks:
             in_blocks |= {id(module) for module in model.get_submodule(block).modules()}
             if inside:
@@ -243,7 +243,7 @@ def _sources_of_block(
             )
     if not chains:
         return [Source(Part(block, layer))]
-    sources = list[Source]()
+    sources: list[Source] = []
     for chain in chains:
         name = next(path for path in reversed(chain) if _has_matrix(model, path))
         sources.append(Source(Part(name, layer), chain, factor, heads if chain == attention else None))
@@ -253,7 +253,7 @@ def _sources_of_block(
 def _chains(model: nn.Module, block: str, seen: ObservedForward, shape: torch.Size) -> list[tuple[str, ...]]:
     """Each module of a block with the modules that its output goes through; the longest chain to each end."""
     children = [path for path in children_of(model, block) if path in seen.outputs]
-    by_last = dict[str, tuple[str, ...]]()
+    by_last: dict[str, tuple[str, ...]] = {}
     for path in children:
         if not _has_matrix(model, path):
             continue

@@ -77,7 +77,7 @@ def _is_mean(line: Line) -> bool:
 
 def _tables(by_sample: Mapping[tuple[str, int], list[Line]]) -> list[dict[str, Any]]:
     """Tables of the first samples, as many as fit the page; at least the first, with as many positions as fit."""
-    tables = list[dict[str, Any]]()
+    tables: list[dict[str, Any]] = []
     left = MOST_CELLS
     for (split, sample), lines in list(by_sample.items())[:MOST_SAMPLES]:
         names = list(dict.fromkeys(map(_name, lines)))[:MOST_PARTS]
@@ -97,13 +97,13 @@ def _rows(
     lines: list[Line], names: list[str], positions: list[int]
 ) -> list[tuple[str, list[dict[str, str] | None]]]:
     """A row for each part, the last one first, with a cell for each position; parts without a token are left out."""
-    cells = dict[tuple[str, int], Line]()
+    cells: dict[tuple[str, int], Line] = {}
     for line in lines:
         if line["top"]:
             cells[_name(line), line["position"]] = line
-    rows = list[tuple[str, list[dict[str, str] | None]]]()
+    rows: list[tuple[str, list[dict[str, str] | None]]] = []
     for name in reversed(names):
-        row = list[dict[str, str] | None]()
+        row: list[dict[str, str] | None] = []
         for position in positions:
             line_of_cell = cells.get((name, position))
             row.append(None if line_of_cell is None else _cell(line_of_cell))
@@ -171,7 +171,7 @@ def _figures(kind: str, means: list[Line]) -> list[Figure]:
 
 def _figures_of(name: str, title: str, means: list[Line]) -> list[Figure]:
     """A map of the heads of each layer, and bars of the parts without heads, as far as the lines have this mean."""
-    by_head = dict[tuple[str, int], float]()
+    by_head: dict[tuple[str, int], float] = {}
     parts = list[Line]()
     for line in means:
         if not is_number(line.get(name)):
@@ -180,7 +180,7 @@ def _figures_of(name: str, title: str, means: list[Line]) -> list[Figure]:
             parts.append(line)
         elif line["head"] < MOST_PARTS:
             by_head[line["module"], line["head"]] = line[name]
-    figures = list[Figure]()
+    figures: list[Figure] = []
     if by_head:
         rows = list(dict.fromkeys(module for module, _ in by_head))[:MOST_PARTS]
         heads = range(max(head for _, head in by_head) + 1)

@@ -100,7 +100,7 @@ def find_places(
     else:
         norm = mistakes.tried(_final_norm, model, blocks) if blocks else None
     scores = mistakes.tried(_unembed, names, unembed)
-    heads_of_blocks = list[HeadsPlace]()
+    heads_of_blocks: list[HeadsPlace] = []
     if by_head and blocks:
         chosen = mistakes.tried(selected, names, heads, "task.heads") if heads else None
         for block in blocks if chosen or not heads else ():
@@ -134,7 +134,7 @@ def _blocks(names: ModelNames, given: Selector | None) -> list[str]:
         value = getattr(config, name, None)
         if isinstance(value, int):
             counts.add(value)
-    lengths_of = dict[str, int]()
+    lengths_of: dict[str, int] = {}
     for path, module in model.named_modules():
         if isinstance(module, nn.ModuleList) and len(module):
             fits = len(module) in counts if counts else path.rpartition(".")[2] in _LISTS
@@ -222,7 +222,7 @@ def _heads(model: nn.Module, block: str, chosen: list[str] | None) -> HeadsPlace
 
     Raises CompileError if there is not exactly one, or it does not take the heads of an attention.
     """
-    paths = list[str]()
+    paths: list[str] = []
     if chosen is not None:
         looked = "one match"
         paths += [path for path in chosen if path.startswith(f"{block}.")]

@@ -129,7 +129,7 @@ class Lens:
         Raises HookrunError if the logits cannot be computed as the model does.
         """
         assert seen.scores is not None
-        blocks = dict[Part | None, list[Reading]]()
+        blocks: dict[Part | None, list[Reading]] = {}
         at_once = max(1, AT_ONCE // len(self._weight))
         for start in range(0, len(positions.answer), at_once):
             places = slice(start, start + at_once)
@@ -250,7 +250,7 @@ class Lens:
 
 def _joined(blocks: Mapping[Part | None, Sequence[Reading]]) -> Readings:
     """The blocks of positions of each part one after the other, all read from the device together."""
-    columns = dict[tuple[Part | None, str], Tensor]()
+    columns: dict[tuple[Part | None, str], Tensor] = {}
     for part, reads in blocks.items():
         for name in reads[0]:
             columns[part, name] = torch.cat([read[name] for read in reads])
@@ -400,7 +400,7 @@ class PartMeans:
 
     def state_dict(self) -> dict[str, Any]:
         """The sums so far, as plain values."""
-        saved = list[list[Any]]()
+        saved: list[list[Any]] = []
         for part, sums in self.sums.items():
             saved.append([None if part is None else [*part], dict(sums)])
         return {"sums": saved}
@@ -431,7 +431,7 @@ def lines_of(
     tokens = rows.token_ids.tolist()
     answers = positions.answer.tolist()
     wrongs = positions.wrong.tolist()
-    columns = dict[Part, dict[str, list[Any]]]()
+    columns: dict[Part, dict[str, list[Any]]] = {}
     for part, read in readings.items():
         if part is not None:
             columns[part] = {name: values.tolist() for name, values in read.items()}

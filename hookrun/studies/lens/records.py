@@ -64,7 +64,7 @@ def answer_of(run: Run) -> dict[str, Any] | None:
     place = {key: first[key] for key in ("split", "sample")}
     of_sample = [first, *takewhile(lambda line: line.items() >= place.items(), lines)]
     last = max(line["position"] for line in of_sample)
-    layers = list[dict[str, Any]]()
+    layers: list[dict[str, Any]] = []
     for line in of_sample:
         if line["position"] == last and line["top"]:
             layer = {key: line[key] for key in _OF_A_LAYER if line.get(key) is not None}

@@ -195,7 +195,7 @@ def _numbered(value: Any, *, distinct: bool = False) -> tuple[list[Tensor], Any]
 
     distinct: a tensor that occurs several times is numbered at its first place only
     """
-    numbered = list[Tensor]()
+    numbered: list[Tensor] = []
 
     def number(leaf: Any) -> int | None:
         is_numbered = isinstance(leaf, Tensor) and leaf.requires_grad
@@ -252,7 +252,7 @@ class Backward(AroundForward):
             return None
         aliases = _Aliases.apply(call.finish, *inputs)
         call.entered = list(zip(inputs, aliases, strict=True))
-        placed = list[Placed]()
+        placed: list[Placed] = []
         value = place(value, iter(aliases), placed)
         call.placed = placed
         return call_with(value)
@@ -318,8 +318,8 @@ class Backward(AroundForward):
         aliases = _Aliases.apply(call.begin, *(inside.get(id(tensor), tensor) for tensor in outputs))
         memory_of_inputs = [storage(tensor) for tensor, _ in entered]
         memory_of_outputs = [storage(tensor) for tensor in outputs]
-        news = dict[int, Tensor]()
-        handed_on = list[HandedOn]()
+        news: dict[int, Tensor] = {}
+        handed_on: list[HandedOn] = []
         for tensor, alias, memory in zip(outputs, aliases, memory_of_outputs, strict=True):
             inputs = _places_of(memory, memory_of_inputs)
             same = _places_of(memory, memory_of_outputs)

@@ -110,7 +110,7 @@ def registered_hooks() -> Mapping[HookType, type[RegisteredHook]]:
 
     Raises SpecError for a hook type without a class, and for one with two.
     """
-    registered = dict[HookType, type[RegisteredHook]]()
+    registered: dict[HookType, type[RegisteredHook]] = {}
     for item in own_subclasses(sys.modules[__package__], RegisteredHook):
         for kind in vars(item).get("hook_types", ()):
             if registered.setdefault(kind, item) is not item:

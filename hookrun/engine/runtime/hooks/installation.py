@@ -26,7 +26,7 @@ class AtInstallation(RegisteredHook):
                   but added and frozen parameters stay added and frozen
         """
         state = module.state_dict(keep_vars=True) if restored else {}
-        values = dict[str, Tensor]()
+        values: dict[str, Tensor] = {}
         for name, value in state.items():
             if isinstance(value, Tensor) and not is_lazy(value):  # other state of a module is not copied
                 values[name] = value.detach().clone()

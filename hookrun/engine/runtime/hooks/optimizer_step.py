@@ -72,7 +72,7 @@ def _run(pairs: list[tuple[BoundHook, nn.Parameter]], scale: Tensor | None) -> N
         return
     site = first.site
     op = first.op
-    values = dict[str, Tensor | None]()
+    values: dict[str, Tensor | None] = {}
     for firing, parameter in pairs:
         values[firing.site.path] = parameter.grad if site.hook_type.gradient else parameter.data
     seen = {path: whole(value) for path, value in values.items()}

@@ -89,8 +89,8 @@ class OutputGrad(ModuleHook):
                 firing.traced(_carrying(firing, output))
             return output
         versions = end_call(self) or {}
-        seen = dict[int, Tensor]()
-        watched = dict[int, Watched]()
+        seen: dict[int, Tensor] = {}
+        watched: dict[int, Watched] = {}
         for firing in self.firings:
             for path, tensor in _carrying(firing, output):
                 key = id(tensor)
@@ -99,7 +99,7 @@ class OutputGrad(ModuleHook):
                     self._in_this_call(firing, path)
                 )
         outputs = list(tensors(output))
-        news = dict[int, Tensor]()
+        news: dict[int, Tensor] = {}
         for key, tensor in seen.items():
             others = (other for other in outputs if other is not tensor)
             shared = aliased(tensor, versions, (args, kwargs), others)

@@ -98,7 +98,7 @@ class Scope:
         there until the traceback is freed. Or a context of other code around the call has exited first and removed
         ours instead of its own, which is then the topmost one that is not ours.
         """
-        above = list[Outer]()
+        above: list[Outer] = []
         top = _top()
         while top is not None and top[0] is not self.pack:
             above.append(top)
@@ -120,7 +120,7 @@ class Scope:
         # an operation may save its own output, whose grad_fn would form a reference cycle with the graph
         tensor: Tensor | None = saved.detach()
         whole = tensor
-        undos = list[Undo]()
+        undos: list[Undo] = []
         copy: HostCopy | None = None
         is_parameter = storage(saved) in self._of_parameters()
         for scope in self.scopes:

@@ -64,7 +64,7 @@ class WeightReading:
                 del self.module.__dict__[name]
 
 
-_readings = list[WeightReading]()
+_readings: list[WeightReading] = []
 """The current readings of all threads, the innermost of each thread last."""
 
 

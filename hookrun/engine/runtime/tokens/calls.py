@@ -252,7 +252,7 @@ def sources(model: nn.Module) -> dict[nn.Module, int]:
     These are the outermost modules whose forward takes `input_ids`, and those inside them that may be called instead;
     encoder and decoder instead of an encoder-decoder. Empty if there is no such module.
     """
-    numbers = dict[nn.Module, int]()
+    numbers: dict[nn.Module, int] = {}
     for number, outermost in enumerate(_outermost_sources(model, set())):
         for module in outermost.modules():
             if module is outermost or IDS in parameters_of(module):

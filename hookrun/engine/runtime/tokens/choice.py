@@ -90,8 +90,8 @@ def _choose(rule: Rule, of: Pass, sizes: tuple[int, ...], samples: Tensor | None
     if tokens.on_pattern:
         clauses = [tokens.query, tokens.key]
     all_starts = [_start(of, size) for size in sizes]
-    starts = list[int]()  # of each dimension with a clause
-    hits = list[Tensor]()
+    starts: list[int] = []  # of each dimension with a clause
+    hits: list[Tensor] = []
     for clause, size, start in zip(clauses, sizes, all_starts, strict=True):
         if clause is None:
             continue
@@ -239,7 +239,7 @@ class _Columns:
 
     def _require(self, place: Place, hit: Tensor) -> None:
         """Raise ValueError if a sample does not have a named position and a later pass cannot compute it either."""
-        numbers = list[int | None]()
+        numbers: list[int | None] = []
         if isinstance(place, int):
             numbers.append(place)
         else:

@@ -49,8 +49,8 @@ class MappingSelector(Selector):
     @classmethod
     def parse(cls, raw: Any, parser: Parser) -> Selector:
         _check_keys(raw)
-        keys = dict[str, Any]()
-        texts = list[str]()
+        keys: dict[str, Any] = {}
+        texts: list[str] = []
         for key, given in raw.items():
             keys[key] = _parse_condition(key, given, parser)
             text = str(keys[key]).lower() if isinstance(given, bool) else str(keys[key])

@@ -115,7 +115,7 @@ def partners(given: Mapping[Any, Any], first: Side, other: Side, where: str) -> 
     is missing, and for a module that two of them name.
     """
     mistakes = Mistakes()
-    globs = list[tuple[str, _Glob, _Glob]]()
+    globs: list[tuple[str, _Glob, _Glob]] = []
     for left, right in given.items():
         place = f"{where}.{left}"
         globs += [(place, *pair) for pair in mistakes.tried(_corresponding, left, right, place) or ()]
@@ -123,8 +123,8 @@ def partners(given: Mapping[Any, Any], first: Side, other: Side, where: str) -> 
             what = f"holds more than {MOST_PAIRS:,} pairs, alternatives in braces counted"
             raise spec_error(where, what, "use wider globs")
     mistakes.refuse()
-    named = dict[str, str]()
-    taken = dict[str, str]()
+    named: dict[str, str] = {}
+    taken: dict[str, str] = {}
     for place, left, right in globs:
         mistakes.tried(_matched, right, left, other, first, place)  # each that is looked at needs its partner
         for path, partner in mistakes.tried(_matched, left, right, first, other, place) or ():
@@ -168,7 +168,7 @@ def _matched(glob: _Glob, opposite: _Glob, side: Side, other: Side, where: str) 
     if not found:
         hint = parse_selector(glob.text).nearest(Names(list(side.paths)))
         raise spec_error(where, f"{glob.text!r} matches no module of {side.title}", hint)
-    pairs = list[tuple[str, str]]()
+    pairs: list[tuple[str, str]] = []
     for name, parts in found:
         partner = opposite.filled(parts)
         if partner in other.paths:
@@ -185,7 +185,7 @@ def chosen(given: Mapping[Any, V], side: Side, where: str) -> dict[str, V]:
     Raises SpecError for a selector that matches none, and for a module that two of them match.
     """
     tree = Tree.of_names(side.used)
-    values = dict[str, V]()
+    values: dict[str, V] = {}
     for text, value in given.items():
         place = f"{where}.{text}"
         with refused_at(place, kinds=ValueError):

@@ -177,7 +177,7 @@ class Fit(Mistakes):
             self.lines.append(f"loss: {self._name_of_loss()}")
             self._note_doubts()
         rows: Kind = "rows" if self.info.tokenizer is None else "tokens"
-        names = list[str]()
+        names: list[str] = []
         for metric in self.metrics:
             reads = "" if metric.per_row is None else self._read(rows, metric.of)
             names.append(f"{metric.name}{reads}")
@@ -277,7 +277,7 @@ class Fit(Mistakes):
             return "give the model as many classes as the data has, such as model.args.num_classes"
         if self.info.target is None:
             return "use output, output_mean, output_sum or a function of your own, or name a target"
-        fitting = list[str]()
+        fitting: list[str] = []
         if not self.seen.is_known or self._fitting("values") is not None:
             fitting += OF_VALUES[:-1]
         if self._fitting("scores") is not None:

@@ -123,7 +123,7 @@ def row_values(metrics: Sequence[Metric], rows: BatchRows) -> dict[str, Tensor]:
 
     Metrics that do not fit the rows are left out.
     """
-    columns = dict[str, list[Tensor]]()
+    columns: dict[str, list[Tensor]] = {}
     for part in rows.parts():
         for metric in metrics:
             column = None if metric.per_row is None else metric.per_row(part)
@@ -133,7 +133,7 @@ def row_values(metrics: Sequence[Metric], rows: BatchRows) -> dict[str, Tensor]:
         if metric.of_batch is not None and len(rows):
             with torch.no_grad():
                 columns[metric.name] = [metric.of_batch(*rows.whole())]
-    values = dict[str, Tensor]()
+    values: dict[str, Tensor] = {}
     for metric in metrics:
         if metric.name in columns and (metric.fits is None or metric.fits(rows)):
             parts = columns[metric.name]
@@ -292,7 +292,7 @@ def load_metrics(names: Sequence[str | MetricKeys] | None) -> tuple[Metric, ...]
     """
     if names is None:
         return DEFAULT
-    metrics = list[Metric]()
+    metrics: list[Metric] = []
     mistakes = Mistakes()
     for place, keys in enumerate(names):
         if isinstance(keys, str):
@@ -321,7 +321,7 @@ def _clash(metric: Metric, other: Metric) -> bool:
 
 def _with_keys(metric: Metric, keys: MetricKeys, where: str) -> Metric:
     """The metric with the other keys of its entry. Raises SpecError for those that it does not take."""
-    given = dict[str, Any]()
+    given: dict[str, Any] = {}
     if keys.average is not None:
         given["average"] = keys.average
     if keys.threshold is not None:
@@ -413,7 +413,7 @@ def measured(
     classes = info.num_classes
     if not classes:
         classes = 2 if target is None else max(math.prod(target.shape), 2)
-    directions = dict[str, Direction | None]()
+    directions: dict[str, Direction | None] = {}
     for split in splits:
         for metric in metrics:
             if metric.over is None or split != training:

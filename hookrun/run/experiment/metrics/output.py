@@ -99,7 +99,7 @@ class OutputReader:
         if scores.dim() < 2:
             return [0] if are_labels(scores, target) else []
         dims = (1, -1) if self.class_dim is None else (self.class_dim,)
-        fitting = list[int]()
+        fitting: list[int] = []
         for dim in dims:
             is_there = -scores.dim() <= dim < scores.dim()
             if is_there and are_labels(scores.movedim(dim, 1), target) and dim % scores.dim() not in fitting:
@@ -109,9 +109,9 @@ class OutputReader:
     def _chosen(
         self, members: list[tuple[tuple[Key, ...], Tensor]], target: Tensor, kind: Kind
     ) -> Place | None:
-        shapes = dict[tuple[Key, ...], torch.Size]()
-        class_dims = dict[tuple[Key, ...], int]()
-        exact = list[tuple[Key, ...]]()
+        shapes: dict[tuple[Key, ...], torch.Size] = {}
+        class_dims: dict[tuple[Key, ...], int] = {}
+        exact: list[tuple[Key, ...]] = []
         for keys, tensor in members:
             class_dim = self._fit(tensor, target, kind)
             if class_dim is None:

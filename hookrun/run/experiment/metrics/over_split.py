@@ -178,7 +178,7 @@ def spearman(rows: SplitRows) -> list[float]:
 
 def _of_columns(function: OfColumn, scores: Tensor, truth: Tensor) -> list[float]:
     """function(truth, scores) of each column; not defined where the truth is all equal."""
-    values = list[float]()
+    values: list[float] = []
     for column, column_scores in zip(truth.numpy().T, scores.numpy().T, strict=True):
         is_constant = column.min() == column.max()
         values.append(NOT_DEFINED if is_constant else float(function(column, column_scores)))
@@ -189,7 +189,7 @@ def in_order(parts: Sequence[Tensor], order: Tensor) -> Tensor | list[Tensor]:
     """The rows of all parts in this order; a list if their shapes differ."""
     if len({part.shape[1:] for part in parts}) == 1:
         return torch.cat(list(parts))[order]
-    rows = list[Tensor]()
+    rows: list[Tensor] = []
     for part in parts:
         rows += part
     return [rows[place] for place in order.tolist()]

@@ -105,7 +105,7 @@ class BatchRows:
         kept = self.targets != IGNORED
         if bool(kept.all()):
             return self
-        columns = dict[str, Any]()
+        columns: dict[str, Any] = {}
         for name in ("samples", "positions", "answers", "wrong"):
             column = getattr(self, name)
             if column is not None:
@@ -142,7 +142,7 @@ class BatchRows:
             values = [function(*self.of_sample(number)).reshape(()) for number in range(len(self))]
             return torch.stack(values)
         of_token = torch.func.vmap(function)
-        columns = list[Tensor]()
+        columns: list[Tensor] = []
         for part in self.parts():
             scores = part.scores[:, None, None]
             columns.append(of_token(scores, part.targets[:, None, None]))
@@ -160,7 +160,7 @@ class BatchRows:
         for start in range(0, len(self), step):
             part = slice(start, start + step)
             rows = part if self.chosen is None else self.chosen[part]
-            columns = dict[str, Tensor]()
+            columns: dict[str, Tensor] = {}
             if self.answers is not None and self.wrong is not None:
                 columns["answers"] = self.answers[part]
                 columns["wrong"] = self.wrong[part]

@@ -240,7 +240,7 @@ def read_value(
             return dict.fromkeys(places, read_autoencoder(Path(expanduser(value.folder)).absolute()))
     if not _is_by_module(value):
         return dict.fromkeys(places, _read(value, (), runs))
-    values = dict[str, Source]()
+    values: dict[str, Source] = {}
     lacking = defaultdict[str, list[str]](list)
     for path, names in places.items():
         try:
@@ -400,8 +400,8 @@ def read_faults(
     _require_same_hook(run, spec, named)
     fired = {site["module"]: site["fired"] for site in _of_hook(run.hooks.get("sites", []), spec.name)}
     lines = grouped(_of_hook(run.faults, spec.name), itemgetter("module"))
-    faults = dict[str, FaultList | PendingRun]()
-    strange = list[str]()
+    faults: dict[str, FaultList | PendingRun] = {}
+    strange: list[str] = []
     repeated = set[str]()
     for path, names in places.items():
         modules = [name for name in names if name in fired]

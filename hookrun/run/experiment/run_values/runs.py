@@ -93,7 +93,7 @@ class RunReferences:
 
 def used_runs(spec: Spec, runs: RunReferences) -> tuple[UsedRunRecord, ...]:
     """The runs that values of the enabled hooks come from; missing runs are left out."""
-    records = list[UsedRunRecord]()
+    records: list[UsedRunRecord] = []
     for hook in spec.hooks:
         for where, value in hook.run_values() if hook.keys.enabled else ():
             with suppress(StoreError):  # that there is no such run is among the problems of its hook
@@ -145,7 +145,7 @@ def other_runs(experiment: Experiment) -> tuple[UsedRunRecord, ...]:
     Raises SpecError if a run does not exist.
     """
     runs = RunReferences.of(experiment)
-    records = list[UsedRunRecord | None]()
+    records: list[UsedRunRecord | None] = []
     for where, name in {**experiment.takes, **runs_of(experiment.settings)}.items():
         with refused_at(where):
             records.append(runs.used(where, name))
@@ -200,7 +200,7 @@ _MAY_DIFFER = {"model": ("args", "weights"), "data": ("name", "root", "args", "t
 
 def differences(spec: Spec, settings: Settings, runs: RunReferences) -> tuple[str, ...]:
     """A note on each run that values of `spec` come from, if it differs from this run in weights, data or seed."""
-    notes = list[str]()
+    notes: list[str] = []
     names = [name for hook in spec.hooks for name in _runs(hook)]
     for name in dict.fromkeys(names):
         with suppress(StoreError):  # a missing run is reported as a problem of its hook
@@ -213,7 +213,7 @@ def differences(spec: Spec, settings: Settings, runs: RunReferences) -> tuple[st
 
 
 def _differences(run: Run, settings: Settings) -> list[str]:
-    notes = list[str]()
+    notes: list[str] = []
     for section, keys in _MAY_DIFFER.items():
         notes += _unequal(run, settings, section, keys)
     seed = run.config.get("seed", settings.seed)
@@ -252,7 +252,7 @@ def _section(run: Run, name: str) -> dict[str, Any]:
 
 def with_origins(problems: list[Problem], spec: Spec, runs: RunReferences) -> list[Problem]:
     """The problems; if the hook takes values from another run, the problem names the plan of that run."""
-    origins = dict[str, list[str]]()
+    origins: dict[str, list[str]] = {}
     for hook in spec.hooks:
         origins[hook.where] = [origin for name in _runs(hook) if (origin := _origin(name, runs))]
         if spec.bundle is not None and hook.name in spec.bundle.sites:
@@ -260,7 +260,7 @@ def with_origins(problems: list[Problem], spec: Spec, runs: RunReferences) -> li
                 f"the model class {spec.bundle.model}, where the hook was on {spec.bundle.sites[hook.name]}"
             )
             origins[hook.where].append(f"the bundle {spec.bundle.path} was made for {made_for}")
-    told = list[Problem]()
+    told: list[Problem] = []
     for problem in problems:
         hook_path = ".".join(problem.where.split(".")[:2])
         hints = [problem.hint] if problem.hint else []
@@ -277,7 +277,7 @@ def _origin(name: str, runs: RunReferences) -> str:
     with suppress(HookrunError):  # that there is no such run is a problem of its own
         run = runs.open(name)
         if run is not None:
-            shapes = list[str]()
+            shapes: list[str] = []
             for hook in run.plan.get("hooks", []):
                 shapes += [f"{match['path']} {match.get('shape')}" for match in hook.get("targets", [])]
             model = "unknown"

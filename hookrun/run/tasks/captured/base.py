@@ -113,7 +113,7 @@ class TaskOfCaptures(TaskOfRuns):
         """Module path -> the rows of its capture as vectors, wider ones projected to so many features."""
         from hookrun.run.tasks.captured.features import Features, Projection
 
-        features = dict[str, Features]()
+        features: dict[str, Features] = {}
         for name, capture in analysis.captures.items():
             rows = Features.within(self.max_bytes, name, capture)
             if project is not None and rows.captured > project:

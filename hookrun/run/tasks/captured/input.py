@@ -120,7 +120,7 @@ def _captures(run: Run, name: str | None, by_token: bool) -> dict[str, StoredCap
     if name is not None and name not in captures:
         raise spec_error("task.capture", f"found {name!r}", nearest(name, captures))
     tensors = [capture for capture in captured_tensors(captures) if name in (None, capture.hook)]
-    by_module = dict[str, StoredCapture]()
+    by_module: dict[str, StoredCapture] = {}
     for capture in tensors:
         if _is_by_sample(capture, by_token):
             by_module[capture.tensor_name] = capture
@@ -253,7 +253,7 @@ def _by_overrides(jobs: list[Path]) -> dict[str, Path]:
     """Each job by the overrides that not all jobs of the sweep have; by its directory if these are not unique."""
     typed = [[str(text) for text in read_yaml(job / OVERRIDES, job) or ()] for job in jobs]
     shared = set(typed[0]).intersection(*typed)
-    named = dict[str, Path]()
+    named: dict[str, Path] = {}
     for job, texts in zip(jobs, typed, strict=True):
         differing = [text for text in texts if text not in shared]
         named[", ".join(differing) or job.name] = job

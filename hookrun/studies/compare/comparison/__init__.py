@@ -57,8 +57,8 @@ def compare_captures(
 
     trains: the weights change from step to step, so that the first step that differs counts before the first module
     """
-    rows = list[Row]()
-    unpaired = list[Row]()
+    rows: list[Row] = []
+    unpaired: list[Row] = []
     paired = set[StoredCapture]()
     first: Row | None = None
     first_time = (math.inf, 0)
@@ -131,7 +131,7 @@ _KEPT = ("last", "best", "ema")
 
 def metrics(lines: Lines) -> dict[str, float]:
     """``split/name`` -> the last value of each metric of a whole pass; ``split/name module`` for those of a module."""
-    values = dict[str, float]()
+    values: dict[str, float] = {}
     for line in lines:
         if is_batch(line) or is_part(line):
             continue
@@ -144,7 +144,7 @@ def metrics(lines: Lines) -> dict[str, float]:
 
 def side_by_side(before: dict[str, float], now: dict[str, float], tolerance: float) -> list[Row]:
     """A row for each metric of two runs."""
-    rows = list[Row]()
+    rows: list[Row] = []
     for key in before | now:
         row = {"key": key, "run": before.get(key), "other": now.get(key)}
         rows.append(row | {"differs": is_apart(row["run"], row["other"], tolerance)})
@@ -163,7 +163,7 @@ def is_apart(value: Any, other: Any, tolerance: float) -> bool:
 
 def differing(before: Mapping[str, Any], now: Mapping[str, Any], tolerance: float = 0.0) -> list[Row]:
     """A row for each key path at which two nested mappings differ, of lists with the first item that does."""
-    rows = list[Row]()
+    rows: list[Row] = []
     for key, old, new in differences(before, now):
         rows += islice(_apart(key, old, new, tolerance), 1)
     return rows
@@ -186,7 +186,7 @@ def statistics(lines: Lines, name: Callable[[str], str | None]) -> dict[str, dic
 
     name: module -> what it is called here; None: its lines are left out
     """
-    numbers = dict[str, dict[str, Any]]()
+    numbers: dict[str, dict[str, Any]] = {}
     for line in lines:
         if line.get("module") is not None:
             line = {**line, "module": name(line["module"])}
@@ -199,7 +199,7 @@ def statistics(lines: Lines, name: Callable[[str], str | None]) -> dict[str, dic
 
 def plan(content: Mapping[str, Any]) -> dict[str, Any]:
     """plan.json with hooks by name and modules by path, without its hash."""
-    hooks = dict[str, Any]()
+    hooks: dict[str, Any] = {}
     for hook in content.get("hooks", []):
         targets = {target["path"]: target for target in hook.get("targets", [])}
         hooks[hook["name"]] = {**hook, "targets": targets}
@@ -228,7 +228,7 @@ def weights(run: Run, other: Run, tolerance: float, pairing: Pairing) -> tuple[l
         return [], "not compared: a run has neither a checkpoint nor a file that its weights come from"
     before = read_weights(file)
     after = read_weights(other_file)
-    rows = list[Row]()
+    rows: list[Row] = []
     for name in before | after:
         row = _compared_weight(before.get(name), after.get(name), tolerance)
         if row is not None:
@@ -285,7 +285,7 @@ def predictions(
         comparison = compared(_main(outputs), _main(others), samples.by_sample, tolerance)
     elif outputs is not None or others is not None:
         comparison.notes.append("only one of the runs wrote its outputs")
-    divergences = list[float]()
+    divergences: list[float] = []
     for pair in comparison.pairs:
         of_pair, of_tokens = _scores(pair, samples, is_class=bool(common))
         divergences += of_pair
@@ -313,8 +313,8 @@ def _scores(pair: Pair, samples: SampleTable, *, is_class: bool) -> tuple[list[f
     are_scores = is_class and len(shape) == 1 if positions is None else len(shape) == 2
     if not are_scores or pair.other.shape != pair.rows.shape or shape[-1] == 1:
         return [], []
-    divergences = list[float]()
-    changes = list[Row]()
+    divergences: list[float] = []
+    changes: list[Row] = []
     for place in pair.places():
         logs = pair.rows[place].double().log_softmax(-1)
         others = pair.other[place].double().log_softmax(-1)

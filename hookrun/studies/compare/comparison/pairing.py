@@ -55,7 +55,7 @@ class Pairing:
 
     def rows(self, modules: Iterable[str]) -> list[dict[str, Any]]:
         """A row for each of the first run's modules whose partner has another name, or another order of dimensions."""
-        rows = list[dict[str, Any]]()
+        rows: list[dict[str, Any]] = []
         for module in modules:
             partner = str(self.partner(module))
             order = list(self.orders.get(partner, ()))
@@ -114,7 +114,7 @@ def pairing_of(
 
 def _counts(run: Run, other: Run) -> dict[str, Counts]:
     """`counts` of a pairing. Raises SpecError where fingerprints cannot be compared with what the other run kept."""
-    counts = dict[str, Counts]()
+    counts: dict[str, Counts] = {}
     first = _reductions(run)
     second = _reductions(other)
     for hook in first.keys() & second.keys():
@@ -130,7 +130,7 @@ def _counts(run: Run, other: Run) -> dict[str, Counts]:
 
 def _reductions(run: Run) -> dict[str, dict[str, Any]]:
     """Each hook -> what it keeps of the rows that it captures; empty: all."""
-    reductions = dict[str, dict[str, Any]]()
+    reductions: dict[str, dict[str, Any]] = {}
     for hook in run.plan.get("hooks", ()):
         reduce = (hook.get("params") or {}).get("reduce")
         if not isinstance(reduce, dict):

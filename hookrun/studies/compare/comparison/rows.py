@@ -226,8 +226,8 @@ def compared(
     order:     see `Pair`
     """
     matched = list(pairs(capture, other, order, counts))
-    by_position = dict[int, Difference]()
-    notes = list[str]()
+    by_position: dict[int, Difference] = {}
+    notes: list[str] = []
     for pair in matched:
         shape, other_shape = pair.shapes
         if shape != other_shape:
