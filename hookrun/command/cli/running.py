@@ -201,7 +201,7 @@ def _performed(command: RunCommand, needs: NeededRuns, ranks: Ranks, prepared: R
     resume = command.resume
     run_dir = command.run_dir
     command.outcome.run_dir = run_dir
-    command.outcome.stopped = prepared.task.stopped
+    command.outcome.stopped = task_of(command.experiment).stopped
     with claimed(run_dir, "hydra.run.dir" if resume is None else RESUME, is_resumed=resume is not None):
         if resume is not None and _is_done(run_dir):  # another process has just finished it
             ranks.gathered([None, None])

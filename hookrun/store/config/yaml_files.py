@@ -24,7 +24,6 @@ from yaml.reader import ReaderError
 
 from hookrun.engine.keys import MAX_DEPTH, MAX_NAME, MAX_TEXT
 from hookrun.errors import HookrunError, Problem, SpecError
-from hookrun.store.files import near
 
 MAX_BYTES = 1 << 20
 MAX_VALUES = 10_000
@@ -153,6 +152,8 @@ def _problem(error: Exception, path: Path, text: str) -> Problem:
         case yaml.YAMLError():
             return _broken(error, path, text)
         case FileNotFoundError():
+            from hookrun.store.files import near
+
             return Problem(str(path), f"there is no such file{near(path, '*.y*ml')}")
         case OSError():
             return Problem(str(path), error.strerror or str(error))
