@@ -143,7 +143,9 @@ def _reducer(reduction: Reduction, site: HookSite) -> Callable[[Tensor], Any]:
     if reduction.project is not None:
         return _projection(reduction.project, site.seed)
     if reduction.fingerprint is not None:
-        return partial(_fingerprints, reduction.fingerprint, site.hook_type.batch)
+        from hookrun.engine.values.fingerprints import fingerprints
+
+        return partial(_fingerprints, fingerprints, reduction.fingerprint, site.hook_type.batch)
     dims = reduction.mean or reduction.norm
     over = torch.mean if "mean" in reduction.model_fields_set else torch.linalg.vector_norm
 
@@ -186,10 +188,10 @@ def _largest(count: int, x: Tensor) -> Any:
     return Largest(*x.topk(count))
 
 
-def _fingerprints(count: int, in_batches: bool, x: Tensor) -> Tensor:
+def _fingerprints(
+    fingerprints: Callable[[Tensor, int], Tensor], count: int, in_batches: bool, x: Tensor
+) -> Tensor:
     """x [rows, ...] -> [rows, count + 2]. in_batches: one dimension is that of the batch; else it is one row"""
-    from hookrun.engine.values.fingerprints import fingerprints
-
     return fingerprints(x if x.dim() > 1 or (in_batches and x.dim()) else x.reshape(1, -1), count)
 
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import is_fake, unset_fake_temporarily
 from torch.nn.functional import avg_pool2d, pad
 
+from hookrun.engine.values.containers import functorch_level
 from hookrun.engine.values.tensors import as_real, ordinary_tensors, widened
 
 ERROR = 0.25
@@ -51,16 +52,23 @@ def fingerprints(x: Tensor, count: int) -> Tensor:
     only. All is computed in float32, of float64 in float64. A complex number counts as two, its real and imaginary
     part. NaN and infinity in a row make its numbers NaN or infinite; elements above 1e19 of a float32 row its norm.
     """
-    real, _ = as_real(widened(x))
-    rows = real.flatten(1) if real.dim() > 1 else real.unsqueeze(-1)
-    dtype = torch.promote_types(rows.dtype, torch.float32)
-    if is_fake(x) or x.is_meta or 0 in rows.shape:
-        return rows.new_zeros(len(rows), count + 2, dtype=dtype)
-    at_once = max(1, _AT_ONCE // rows.shape[1])
-    if len(rows) > at_once:
+    # few operators and few functions: after a large module none of their code is in the cache of a processor
+    real = x.resolve_neg() if x.dtype == torch.float32 else _computable(x)
+    size = real.numel()
+    is_ordinary = type(x) is Tensor and functorch_level() is None
+    if not size or x.is_meta or (not is_ordinary and is_fake(x)):
+        return real.new_zeros(len(real), count + 2)
+    at_once = max(1, _AT_ONCE * len(real) // size)
+    if len(real) > at_once:
         return torch.cat([fingerprints(some, count) for some in x.split(at_once)])
-    directions = _directions(tuple(real.shape[1:]), count, dtype, rows.device)
-    return _of_some(rows.to(dtype).contiguous(), directions, count)
+    directions = _directions(real.shape[1:], count, real.dtype, real.device)
+    return _of_some(real.contiguous().view(len(real), -1), directions, count)
+
+
+def _computable(x: Tensor) -> Tensor:
+    """The elements as real numbers of 32 bits at least."""
+    real, _ = as_real(widened(x))
+    return real.to(torch.promote_types(real.dtype, torch.float32))
 
 
 def difference(first: Tensor, second: Tensor) -> Difference:
@@ -105,7 +113,7 @@ def _buckets(rows: Tensor, directions: _Directions) -> Tensor:
     # with the buckets as channels, which come last in memory, many are added by one instruction
     height = width // count
     images = sums.as_strided((len(rows), count, height, 1), (width, 1, count, count))
-    return avg_pool2d(images, (height, 1), divisor_override=1).flatten(1)
+    return avg_pool2d(images, (height, 1), divisor_override=1).view(len(rows), count)
 
 
 def _norms(rows: Tensor) -> Tensor:
