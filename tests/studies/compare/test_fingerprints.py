@@ -138,6 +138,16 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path, reduce: Any, other: 
         one.compare(kept(tmp_path / "other", rows, other))
 
 
+def test_fingerprints_in_other_directions_are_refused(tmp_path: Path) -> None:
+    rows = [{"a": normal(4, 12)}]
+    old = kept(tmp_path / "old", rows, {"fingerprint": K})
+    (old.path / "env.json").write_text(json.dumps({"hookrun": "0.5.0"}))
+    for name, reduce in (("new", {"fingerprint": K}), ("whole", None)):
+        with pytest.raises(SpecError, match=r"fingerprints of hookrun 0\.5\.0, which have other directions"):
+            kept(tmp_path / name, rows, reduce).compare(old)
+    assert old.compare(old).reasons == []
+
+
 @pytest.mark.parametrize(
     "claimed", [{"fingerprint": "64"}, {"fingerprint": 10**9}, {"fingerprint": [1]}, [64], "64"]
 )

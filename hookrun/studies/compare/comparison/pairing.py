@@ -19,6 +19,9 @@ Names = Mapping[Any, Any] | str | os.PathLike[str]
 
 TRANSPOSE = "task.transpose"
 
+_OTHER_DIRECTIONS = "0.5.0"
+"""The version whose fingerprints are random projections in other directions than those of later ones."""
+
 _ALONE = ("", "[0]")
 """The places of the only tensor, and of the first of a tuple: in two implementations they belong together."""
 
@@ -123,6 +126,13 @@ def _counts(run: Run, other: Run) -> dict[str, Counts]:
         if any(projections) and all(kept) and kept[0] != kept[1]:
             what = f"{hook}: a run keeps {kept[0]} of its rows and the other one {kept[1]}, which cannot be compared"
             raise spec_error("task.other", what, "capture both with one `reduce`, or one of them whole")
+        has_other_directions = [
+            bool(count) and side.env.get("hookrun") == _OTHER_DIRECTIONS
+            for count, side in zip(projections, (run, other), strict=True)
+        ]
+        if any(has_other_directions) and not all(has_other_directions):
+            old = f"fingerprints of hookrun {_OTHER_DIRECTIONS}, which have other directions"
+            raise spec_error("task.other", f"{hook}: one of the runs keeps {old}", "make that run again")
         if all(isinstance(count, int) for count in projections):
             counts[hook] = projections
     return counts
