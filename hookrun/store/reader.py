@@ -363,12 +363,13 @@ class Run(Shown):
         Raises StoreError if a file of a run is missing or damaged, SpecError for names that do not fit the runs,
         HookrunError for another `by` or `tolerance`.
         """
-        if not {*by} <= {"module", "tokens"} or not tolerance >= 0:
+        columns = {by} if isinstance(by, str) else {*by}
+        if not columns <= {"module", "tokens"} or not tolerance >= 0:
             found = f"found by={by!r}, tolerance={tolerance!r}"
             raise HookrunError(f"compare: {found}; expected module and tokens, and a tolerance of at least 0")
         if not isinstance(other, Run):
             other = open_run(other)
-        return ask_study("compare_runs", self, other, by, tolerance, cka, names, transpose)
+        return ask_study("compare_runs", self, other, tuple(columns), tolerance, cka, names, transpose)
 
     def plot(self, metric: str) -> Any:
         """The chart of a metric, such as ``run.plot("loss")``: notebooks show it, `save` writes it into a file.
