@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 from hookrun.integrations import needing
 
-with needing("lm_eval", "lm-eval", __name__):
+with needing("lm_eval", "lm_eval", __name__):
     from lm_eval.__main__ import cli_evaluate
     from lm_eval.api.registry import register_model
     from lm_eval.models import huggingface

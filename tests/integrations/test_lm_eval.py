@@ -19,7 +19,7 @@ import hookrun
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    pytest.importorskip("lm_eval", reason="hookrun[lm-eval] is not installed")
+    pytest.importorskip("lm_eval", reason="hookrun[lm_eval] is not installed")
     from lm_eval.api.instance import Instance
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager

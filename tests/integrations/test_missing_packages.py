@@ -10,7 +10,7 @@ import pytest
 from hookrun.integrations import NotInstalled
 
 
-@pytest.mark.parametrize(("name", "extra"), [("lm_eval", "lm-eval"), ("inspect_ai", "inspect")])
+@pytest.mark.parametrize(("name", "extra"), [("lm_eval", "lm_eval"), ("inspect_ai", "inspect")])
 def test_a_harness_that_is_not_installed_is_told(
     name: str, extra: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
