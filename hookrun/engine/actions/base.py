@@ -381,11 +381,13 @@ class Halves:
     reading: called when a graph has run: a function (how a record begins, all numbers) -> the records of this firing,
              when they are read
     report:  instead of it, all numbers in one tensor -> None; called when a graph has run
+    count:   how many numbers there are of a tensor that has elements; None: that depends on its shape
     """
 
     measure: Callable[[Tensor], list[Tensor]]
     reading: Callable[[], Reading] | None = None
     report: Callable[[Tensor], None] | None = None
+    count: int | None = None
 
 
 class Keeper(Protocol):

@@ -209,10 +209,13 @@ class Check(Action):
         policy = self.policy
         if self.of is not None:
             measure_one, rules = self._of_statistic(site, self.of)
+            count = 1 if self.dim is None else None
             if self.over is not None:
-                return Halves(lambda x: [measure_one(x)], report=site.judging(rules))
+                return Halves(lambda x: [measure_one(x)], report=site.judging(rules), count=count)
             return Halves(
-                lambda x: [measure_one(x)], lambda: partial(_judged, rules, policy, site.about_check())
+                lambda x: [measure_one(x)],
+                lambda: partial(_judged, rules, policy, site.about_check()),
+                count=count,
             )
         import torch
 
@@ -244,7 +247,7 @@ class Check(Action):
 
             return records
 
-        return Halves(measure, reading)
+        return Halves(measure, reading, count=3)
 
     @property
     def not_in_graph(self) -> str | None:

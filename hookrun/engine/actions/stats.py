@@ -129,7 +129,8 @@ class Stats(Action):
         """The numbers of each statistic, and before them, if there can be integers, whether these are of integers."""
         wanted = statistics(self.of)
         read = partial(_records_of, wanted, self.dim)
-        return Halves(partial(_columns, wanted, self.dim), lambda: read)
+        count = None if self.dim is not None else _may_be_integers(wanted) + count_of(wanted)
+        return Halves(partial(_columns, wanted, self.dim), lambda: read, count=count)
 
 
 def _may_be_integers(wanted: Sequence[Wanted]) -> bool:

@@ -1,7 +1,7 @@
 """A backend of torch.compile around the user's: it changes how a graph calls Python, before the graph is compiled.
 
-A call to Python takes some microseconds. Therefore what forward hooks see leaves the graph in one call at its end; what
-cannot wait for that (gradients, the inside of a checkpointed region, captures) leaves it by a call of its own.
+A call to Python takes some microseconds. Therefore what forward hooks see is one more output of the graph; what cannot
+wait for that (gradients, the inside of a checkpointed region, captures) leaves it by a call of its own.
 
 If forward observers have a schedule, the graph is compiled twice, with them and without them. Which of the two runs is
 decided at each call: a step in which none of them is due costs as much as without them.
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from hookrun.engine.runtime.graph_observers import GraphObservers, Observer, Schedule, fired, give, measured
+from hookrun.engine.runtime.graph_observers import GraphObservers, Observer, Schedule, fired, give, joined, measured
 from hookrun.engine.spec.when import When
 from hookrun.engine.values.private_names import require
 
@@ -67,8 +67,37 @@ class ObservingBackend:
         return compiled
 
     def _compiled(self, graph: GraphModule, inputs: Sequence[Any]) -> Compiled:
-        self._join(graph)
-        return self._backend(graph, list(inputs))
+        waiting = self._join(graph)
+        (output,) = graph.graph.find_nodes(op="output")
+        counts = self._counts(waiting)
+        if not counts:
+            _give_before(output, waiting)
+            graph.recompile()
+            return self._backend(graph, list(inputs))
+        firings = _return_numbers(output, waiting)
+        graph.recompile()
+        computed = self._backend(graph, list(inputs))
+        receive = self._observers.receiving(firings, counts)
+
+        def compiled(*values: Any) -> Any:
+            *outputs, numbers = computed(*values)
+            receive(numbers)
+            return outputs
+
+        return compiled
+
+    def _counts(self, waiting: Sequence[Node]) -> list[int]:
+        """How many numbers there are of each tensor that firings see; none if a count depends on a shape."""
+        counts: list[int] = []
+        for firing in waiting:
+            arguments: tuple[Any, ...] = firing.args
+            observer = self._observers.observer(arguments[1])
+            for tensor in arguments[3]:
+                count = observer.count_of(tensor.meta["example_value"])
+                if count is None:
+                    return []
+                counts.append(count)
+        return counts
 
     def _without_scheduled(self, graph: GraphModule) -> GraphModule:
         """A copy of a graph without the firings of forward observers that have a schedule."""
@@ -88,8 +117,11 @@ class ObservingBackend:
         copied.recompile()
         return copied
 
-    def _join(self, graph: GraphModule) -> None:
-        """Let the numbers of all firings that can wait leave the graph in one call, in the order of the firings."""
+    def _join(self, graph: GraphModule) -> list[Node]:
+        """Let the numbers of all firings that can wait leave the graph in one call, in the order of the firings.
+
+        Returns those that can wait until its end.
+        """
         waiting: list[Node] = []
         for node in list(graph.graph.nodes):
             observer = self._observer_of(node)
@@ -98,13 +130,14 @@ class ObservingBackend:
                 continue
             region = getattr(graph, str(node.target), None) if node.op == "get_attr" else None
             if isinstance(region, GraphModule) and self._forward_observers(region):
-                self._join(region)
-            elif observer is None and node.op != "output":
+                (end,) = region.graph.find_nodes(op="output")
+                _give_before(end, self._join(region))
+                region.recompile()
+            elif observer is None:
                 continue
-            if waiting:
-                _give_before(node, waiting)
-                waiting = []
-        graph.recompile()
+            _give_before(node, waiting)
+            waiting = []
+        return waiting
 
     def _forward_observers(self, graph: GraphModule) -> list[Observer]:
         """The forward observers that fire in a graph, or in a part that it runs, as a checkpointed region."""
@@ -123,16 +156,35 @@ class ObservingBackend:
 
 def _give_before(node: Node, waiting: Sequence[Node]) -> None:
     """Let firings give their numbers in one call before a node. waiting: calls of `fired`, which are taken out"""
+    if waiting:
+        token = waiting[0].args[2]
+        firings, numbers = _measured(waiting)
+        with node.graph.inserting_before(node):
+            node.graph.call_function(give, (token, firings, numbers))
+
+
+def _return_numbers(output: Node, waiting: Sequence[Node]) -> list[int]:
+    """Let the numbers of firings be the last output of the graph; the numbers of the firings."""
+    firings, numbers = _measured(waiting)
+    with output.graph.inserting_before(output):
+        together = output.graph.call_function(joined, (numbers,))
+    (outputs,) = output.args
+    output.args = ((*outputs, together),)
+    return firings
+
+
+def _measured(waiting: Sequence[Node]) -> tuple[list[int], list[Node]]:
+    """The numbers of firings, and what they measure. waiting: calls of `fired`, which are taken out"""
+    firings: list[int] = []
     numbers: list[Node] = []
-    firings: list[Any] = []
     for firing in waiting:
-        key, number, token, tensors = firing.args
+        arguments: tuple[Any, ...] = firing.args
+        key, number, _, tensors = arguments
         with firing.graph.inserting_before(firing):
             numbers.append(firing.graph.call_function(measured, (key, number, tensors)))
         firings.append(number)
         firing.graph.erase_node(firing)
-    with node.graph.inserting_before(node):
-        node.graph.call_function(give, (token, firings, numbers))
+    return firings, numbers
 
 
 _OF_OBSERVER = re.compile(r"\.__self__\.firings(\[\d+\](\.traced(\.__func__|\.__self__.*)?)?)?$")

@@ -76,15 +76,21 @@ def give(token: Tensor, firings: list[int], numbers: list[list[Columns]]) -> Non
 
     numbers: of each tensor of each firing
     """
-    columns: Columns = []
     lengths: list[int] = []
     for of_firing in numbers:
         for of_tensor in of_firing:
-            columns.extend(of_tensor)
             lengths.append(sum([column.shape[0] for column in of_tensor]))
-    if columns:
-        columns = [torch.cat([column.to(columns[0].device) for column in columns])]
-    torch.ops.hookrun.observed.default(token, columns, firings, lengths)
+    together = [joined(numbers)] if lengths else []
+    torch.ops.hookrun.observed.default(token, together, firings, lengths)
+
+
+def joined(numbers: list[list[Columns]]) -> Tensor:
+    """[n] float64: the numbers of each tensor of each firing, on the device of the first ones."""
+    columns: Columns = []
+    for of_firing in numbers:
+        for of_tensor in of_firing:
+            columns.extend(of_tensor)
+    return torch.cat([column.to(columns[0].device) for column in columns])
 
 
 def _receive(token: Tensor, tensors: list[Tensor], firings: list[int], lengths: list[int]) -> None:
@@ -139,19 +145,45 @@ class _Firing:
 Time = tuple[str, int, int]
 """Mode, epoch and step."""
 
-_Seen = tuple[_Firing, int, Reading]
-"""A firing, the place of its first tensor among all that a graph gives in one call, and what makes the records."""
+_Seen = tuple["_Reported", Reading]
+"""A firing among all that a graph gives in one call, and what makes its records."""
 
 
-def _records_of(
-    time: Time, seen: Sequence[_Seen], bounds: Sequence[int], record: Mapping[str, Any]
-) -> Iterator[dict[str, Any]]:
-    """The records of firings of one moment. record: has the numbers of all, which `bounds` part by tensor"""
+@dataclass(frozen=True, slots=True)
+class _Reported:
+    """A firing among all that a graph gives in one call.
+
+    tensors: of each tensor that it sees, the first values of RECORD_KEYS and where its numbers begin and end
+    reading: see `Halves`; None: its numbers are reported when the graph has run
+    """
+
+    firing: _Firing
+    tensors: Sequence[tuple[tuple[str, ...], int, int]]
+    reading: Callable[[], Reading] | None
+
+
+def _reported(firings: Iterable[_Firing], lengths: Iterable[int]) -> list[_Reported]:
+    """Firings that give their numbers in one call. lengths: how many there are of each tensor, in order"""
+    reported: list[_Reported] = []
+    ends = accumulate(lengths)
+    begin = 0
+    for firing in firings:
+        tensors: list[tuple[tuple[str, ...], int, int]] = []
+        for about in firing.places.values():
+            end = next(ends)
+            tensors.append((about, begin, end))
+            begin = end
+        reported.append(_Reported(firing, tensors, firing.observer.reading))
+    return reported
+
+
+def _records_of(time: Time, seen: Sequence[_Seen], record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The records of firings of one moment. record: has the numbers of all"""
     numbers = record["numbers"].tolist()
-    for firing, first, read in seen:
-        for place, about in enumerate(firing.places.values(), first):
-            begins = dict(zip(RECORD_KEYS, (*about, *time, firing.call), strict=True))
-            yield from read(begins, numbers[bounds[place] : bounds[place + 1]])
+    for given, read in seen:
+        for about, begin, end in given.tensors:
+            begins = dict(zip(RECORD_KEYS, (*about, *time, given.firing.call), strict=True))
+            yield from read(begins, numbers[begin:end])
 
 
 class Schedule:
@@ -193,6 +225,7 @@ class GraphObservers:
         self._sink = sink
         self._observers: list[Observer] = []
         self._firings: list[_Firing] = []
+        self._reported: dict[tuple[tuple[int, ...], tuple[int, ...]], list[_Reported]] = {}
         self._calls = Counter[HookSite]()
         self._unread = 0
         self._trace: object = None
@@ -238,6 +271,7 @@ class GraphObservers:
             vars(observer).clear()  # its functions refer to it
         self._observers.clear()
         self._firings.clear()
+        self._reported.clear()
         self._calls.clear()
         _open.pop(self.key, None)
 
@@ -272,31 +306,57 @@ class GraphObservers:
 
     def receive_numbers(self, given: Tensor, firings: Sequence[int], lengths: Sequence[int]) -> None:
         """Let hooks report numbers, or record them later. lengths: how many there are of each tensor, in order"""
-        numbers = given.clone()  # the graph uses its memory again
-        bounds = [0, *accumulate(lengths)]
+        key = tuple(firings), tuple(lengths)
+        reported = self._reported.get(key)
+        if reported is None:
+            reported = self._reported[key] = self._reports(firings, lengths)
+        self._report(reported, given.clone())  # the graph uses its memory again
+
+    def receiving(self, firings: Sequence[int], lengths: Sequence[int]) -> Callable[[Tensor], None]:
+        """As `receive_numbers`, for the last output of a graph."""
+        reported = self._reports(firings, lengths)
+        is_open = _open.__contains__
+        key = self.key
+
+        def receive(numbers: Tensor) -> None:
+            if is_open(key):
+                self._report(reported, numbers)
+
+        return receive
+
+    def _reports(self, firings: Sequence[int], lengths: Sequence[int]) -> list[_Reported]:
+        return _reported([self._firings[number] for number in firings], lengths)
+
+    def _report(self, reported: Sequence[_Reported], numbers: Tensor) -> None:
+        """Count firings, and let hooks report the numbers or record them later."""
+        if repeating() is not None and reported[0].firing.observer.is_forward:
+            return
+        training = self.clock.model.training
+        muted = self._sink.muted
         seen: list[_Seen] = []  # few objects: the garbage collector counts them
         policy = ""
-        next_first = 0
-        for number in firings:
-            firing = self._firings[number]
+        for each in reported:
+            firing = each.firing
             observer = firing.observer
-            first = next_first
-            next_first += len(firing.places)
-            if not observer.fires(firing):
+            if observer.may_rest and not observer.is_due(training):
                 continue
-            reading = observer.reading
-            if reading is not None:
-                seen.append((firing, first, reading()))
+            observer.site.fired += 1
+            if not each.tensors:
+                observer.site.idle += 1
+            if muted:
+                continue
+            if each.reading is not None:
+                seen.append((each, each.reading()))
                 policy = observer.policy or policy
                 continue
-            for place, path in enumerate(firing.places, first):
-                observer.report(firing, path, numbers[bounds[place] : bounds[place + 1]])
+            for path, (_, begin, end) in zip(firing.places, each.tensors, strict=True):
+                observer.report(firing, path, numbers[begin:end])
         if not seen:
             return
         clock = self.clock
         time = clock.mode, clock.epoch, clock.step
-        start = seen[0][0].observer.site.record_start()  # of all; each record has its own
-        judge = partial(_records_of, time, seen, bounds)
+        start = seen[0][0].firing.observer.site.record_start()  # of all; each record has its own
+        judge = partial(_records_of, time, seen)
         self._sink.emit(start, {"numbers": numbers, "judge": judge, "policy": policy})
         self._unread += len(numbers)
         if self._unread > MOST_UNREAD:
@@ -316,6 +376,7 @@ class Observer:
     measures: its numbers are computed inside the graph
     can_wait: they can leave the graph later than they are computed; then they are computed there even with a schedule
     when:     its schedule by step and epoch; None: it has none
+    may_rest: there are steps or modes in which it does nothing
     """
 
     def __init__(self, group: GraphObservers, site: HookSite) -> None:
@@ -335,6 +396,7 @@ class Observer:
         self.policy = "error" if site.spec.action.value_of(Meaning.POLICY) == "error" else ""
         self._holds_in = {training: when.holds_in(training) for training in (True, False)}
         self._schedule = Schedule(site.clock, [when])
+        self.may_rest = self.when is not None or not all(self._holds_in.values())
 
         def number(name: str, *paths: str) -> int:
             """The number of a firing."""
@@ -413,10 +475,20 @@ class Observer:
         """What reads its numbers later; None: it reports them when the graph has run."""
         return None if self._halves is None else self._halves.reading
 
+    def is_due(self, training: bool) -> bool:
+        """Whether its schedule holds now."""
+        return self._schedule.holds() and self._holds_in[training]
+
+    def count_of(self, x: Tensor) -> int | None:
+        """How many numbers there are of a tensor; None: that depends on its shape."""
+        if self._halves is None or self.site.part is not None or not x.numel():
+            return None
+        return self._halves.count
+
     def fires(self, firing: _Firing) -> bool:
         """Count a firing, if the schedule holds; whether there is something to report."""
         site = self.site
-        if not self._schedule.holds() or not self._holds_in[site.clock.model.training]:
+        if not self.is_due(site.clock.model.training):
             return False
         if self.is_forward and repeating() is not None:
             return False
