@@ -382,12 +382,16 @@ class Halves:
              when they are read
     report:  instead of it, all numbers in one tensor -> None; called when a graph has run
     count:   how many numbers there are of a tensor that has elements; None: that depends on its shape
+    needs:   statistics of lanes from which the numbers of a tensor follow, see `lanes`; none: they do not
+    finish:  tensors that are known by these -> their numbers: for each number a tensor [R]
     """
 
     measure: Callable[[Tensor], list[Tensor]]
     reading: Callable[[], Reading] | None = None
     report: Callable[[Tensor], None] | None = None
     count: int | None = None
+    needs: tuple[str, ...] = ()
+    finish: Callable[[Any], Sequence[Tensor]] | None = None
 
 
 class Keeper(Protocol):

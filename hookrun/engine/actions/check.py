@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,6 +13,7 @@ from pydantic import Tag as Kind
 
 from hookrun.engine.actions.base import Action, Edit, Halves, HookSite, Reading
 from hookrun.engine.actions.fields import Count, Finite, Number, OneOf, Policy, check_order
+from hookrun.engine.actions.lanes import TensorsOfLanes, needs_of
 from hookrun.engine.actions.rules import Rules
 from hookrun.engine.actions.statistics import (
     INTEGER,
@@ -206,19 +207,31 @@ class Check(Action):
 
     def halves(self, site: HookSite) -> Halves:
         """The numbers of the statistic [R], or without `of` three: whether it passes, the least and the largest."""
+        return self._halves_of_elements(site) if self.of is None else self._halves_of_statistic(site, self.of)
+
+    def _halves_of_statistic(self, site: HookSite, of: str | Options) -> Halves:
         policy = self.policy
-        if self.of is not None:
-            measure_one, rules = self._of_statistic(site, self.of)
-            count = 1 if self.dim is None else None
-            if self.over is not None:
-                return Halves(lambda x: [measure_one(x)], report=site.judging(rules), count=count)
-            return Halves(
-                lambda x: [measure_one(x)],
-                lambda: partial(_judged, rules, policy, site.about_check()),
-                count=count,
-            )
+        measure_one, rules = self._of_statistic(site, of)
+
+        def measure(x: Tensor) -> list[Tensor]:
+            return [measure_one(x)]
+
+        def reading() -> Reading:
+            return partial(_judged, rules, policy, site.about_check())
+
+        judges_later = self.over is None
+        halves = Halves(
+            measure, reading if judges_later else None, None if judges_later else site.judging(rules)
+        )
+        if self.dim is not None or of in _ON:
+            return halves
+        wanted = statistic(of)
+        return replace(halves, count=1, needs=needs_of([wanted]), finish=lambda rows: [wanted.define(rows)])
+
+    def _halves_of_elements(self, site: HookSite) -> Halves:
         import torch
 
+        policy = self.policy
         low = {dtype: float(bound) for dtype, bound in self._bounds(self.min, -math.inf).items()}
         high = {dtype: float(bound) for dtype, bound in self._bounds(self.max, math.inf).items()}
         message = self.requirement()
@@ -228,6 +241,11 @@ class Check(Action):
             if found is None:
                 return [x.new_empty(0, dtype=torch.float64)]
             return [each.double().reshape(1) for each in found]
+
+        def finish(rows: TensorsOfLanes) -> list[Tensor]:
+            least = rows["min"]
+            largest = rows["max"]
+            return [(least >= low[torch.float32]) & (largest <= high[torch.float32]), least, largest]
 
         def reading() -> Reading:
             about = site.about_check()
@@ -247,7 +265,7 @@ class Check(Action):
 
             return records
 
-        return Halves(measure, reading, count=3)
+        return Halves(measure, reading, count=3, needs=("min", "max"), finish=finish)
 
     @property
     def not_in_graph(self) -> str | None:

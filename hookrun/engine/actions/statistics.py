@@ -50,6 +50,12 @@ MOST_NUMBERS = 4096
 MOST_SQUARES = 1 << 18
 """Elements whose squares are added up in float32 by one call of `dot`, which has few accumulators."""
 
+MOST_EXACT = 1 << 24
+"""Up to this number float32 counts exactly."""
+
+LARGEST = (2 - 2**-23) * 2.0**127
+"""The largest number of float32."""
+
 SIZES = frozenset({"bytes", "numel"})
 """The statistics of the whole tensor that are known without reading it."""
 
@@ -255,40 +261,55 @@ def _name_of(x: Tensor) -> str:
 # ---- rows and their statistics -------------------------------------------------------------------------------------
 
 
-def _moments(rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean, variance and sum of squares, in float64: two sums, which a compiled graph computes in one loop.
+def _apart(rows: Rows) -> tuple[Tensor, Tensor]:
+    """The first element of each row in float64, as a finite number, and what all elements differ from it."""
+    first = rows.places
+    for dim in (rows.dims,) if isinstance(rows.dims, int) else rows.dims:
+        first = first.narrow(dim, 0, 1)
+    first = first.clamp(-LARGEST, LARGEST).double()
+    return first, rows.places.double() - first
+
+
+def _total(rows: Rows) -> Tensor:
+    return rows["apart"][1].sum(rows.dims)
+
+
+def _squares(rows: Rows) -> Tensor:
+    return rows["apart"][1].square().sum(rows.dims)
+
+
+def _center(rows: Rows) -> Tensor:
+    """The mean, in float64."""
+    return rows["first"] + rows["total"] / rows.n
+
+
+def _moments(rows: Rows) -> tuple[Tensor, Tensor]:
+    """Variance and sum of squares, in float64: two sums, which a compiled graph computes in one loop.
 
     The sums are of differences from the first element, so that a large mean does not hide a small variance.
     """
-    first = rows.places.double()
-    for dim in (rows.dims,) if isinstance(rows.dims, int) else rows.dims:
-        first = first.narrow(dim, 0, 1)
-    first = first.where(first.isfinite(), 0)
-    apart = rows.places.double() - first
-    total = apart.sum(rows.dims)
-    squares = apart.square().sum(rows.dims)
-    first = first.reshape(total.shape)
-    mean = first + total / rows.n
+    total = rows["total"]
+    squares = rows["squares"]
+    first = rows["first"]
     variance = (squares - total * total / rows.n).clamp(min=0) / (rows.n - 1)
     around_zero = squares + 2 * first * total + rows.n * first.square()
-    return mean, variance, around_zero.where(squares < math.inf, squares)
-
-
-def _are_traced(rows: Rows) -> bool:
-    """Whether `_moments` are faster than a loop for each statistic: on the CPU, where a compiler fuses them."""
-    import torch
-
-    return rows.flat.is_cpu and rows.flat.dtype is torch.float32 and torch.compiler.is_compiling()
+    return variance, around_zero.where(squares < math.inf, squares)
 
 
 def _mean(rows: Rows) -> Tensor:
     import torch
 
-    if _are_traced(rows):
-        return rows["moments"][0]
+    if rows.are_traced:
+        return rows["center"]
     if rows.flat.is_floating_point():
         return rows.flat.mean(-1)
     return rows.flat.mean(-1, dtype=torch.float64)
+
+
+def _sum(rows: Rows) -> Tensor:
+    if rows.are_traced:
+        return rows["center"] * rows.n
+    return rows.places.sum(rows.dims)
 
 
 def _extremes(rows: Rows) -> tuple[Tensor, Tensor]:
@@ -306,6 +327,8 @@ def _count(rows: Rows, x: Tensor) -> Tensor:
     if x.dim() == 1:
         return x.count_nonzero()
     is_counted = x if x.dtype is torch.bool else x != 0  # a compiler writes slow loops for x.bool()
+    if rows.are_traced and rows.n < MOST_EXACT:
+        return is_counted.float().sum(rows.dims)
     return is_counted.sum(rows.dims)
 
 
@@ -315,22 +338,22 @@ def _unknown(rows: Rows) -> Tensor:
 
 
 def _variance(rows: Rows) -> Tensor:
-    if _are_traced(rows):
-        return rows["moments"][1]
+    if rows.are_traced:
+        return rows["moments"][0]
     return rows.flat.var(-1) if rows.n > 1 else _unknown(rows)
 
 
 def _deviation(rows: Rows) -> Tensor:
-    if _are_traced(rows):
-        return rows["moments"][1].sqrt()
+    if rows.are_traced:
+        return rows["moments"][0].sqrt()
     return rows.flat.std(-1) if rows.n > 1 else _unknown(rows)  # the root of var may be out of range
 
 
 def _norm(rows: Rows) -> Tensor:
     import torch
 
-    if _are_traced(rows):
-        return rows["moments"][2].to(rows.flat.dtype).sqrt()
+    if rows.are_traced:
+        return rows["moments"][1].float().sqrt()
     if rows.flat.is_cpu:  # where torch sums a long row in pairs, and its norm in few accumulators
         if rows.flat.numel() == rows.n and not torch.compiler.is_compiling():  # one row: memory is read once
             squares = [part.dot(part) for part in rows.flat.flatten().split(MOST_SQUARES)]
@@ -375,6 +398,11 @@ def _entropy_of_probabilities(rows: Rows) -> Tensor:
 
 DEFINITIONS: Mapping[str, Callable[[Rows], Any]] = {
     "mean": _mean,
+    "apart": _apart,
+    "first": lambda rows: rows["apart"][0].squeeze(rows.dims),
+    "total": _total,
+    "squares": _squares,
+    "center": _center,
     "moments": _moments,
     "var": _variance,
     "std": _deviation,
@@ -384,8 +412,9 @@ DEFINITIONS: Mapping[str, Callable[[Rows], Any]] = {
     "norm": _norm,
     "abs_mean": lambda rows: rows.places.abs().mean(rows.dims),
     "abs_max": lambda rows: rows["max"].maximum(-rows["min"]),
-    "sum": lambda rows: rows.places.sum(rows.dims),
-    "zeros": lambda rows: (rows.n - _count(rows, rows.places)) / rows.n,
+    "sum": _sum,
+    "others": lambda rows: _count(rows, rows.places),
+    "zeros": lambda rows: (rows.n - rows["others"]) / rows.n,
     "nans": lambda rows: _count(rows, rows.places.isnan()),
     "infs": lambda rows: _count(rows, rows.places.isinf()),
     "entropy": _entropy_of_scores,
@@ -402,6 +431,7 @@ class Rows(dict[str, Any]):
     flat:  [..., n], the elements of each row; without a dimension in front the whole tensor is one row
     places: the same numbers, whose rows are reduced over `dims`: `flat`, but in a compiled graph as they lie in memory,
            because a compiler puts those of a convolution in another order
+    n:     how many elements a row has: an integer, or a tensor [...]
     kind:  the dtype of the tensor from which they come
     definitions: of each statistic
     """
@@ -411,7 +441,7 @@ class Rows(dict[str, Any]):
     flat: Tensor
     places: Tensor
     dims: int | tuple[int, ...] = -1
-    n: int
+    n: Any
     kind: dtype
 
     def __init__(self, x: Tensor, flat: Tensor, kind: dtype) -> None:
@@ -421,6 +451,13 @@ class Rows(dict[str, Any]):
         self.places = flat
         self.n = flat.shape[-1]
         self.kind = kind
+
+    @property
+    def are_traced(self) -> bool:
+        """Whether sums in float64 are faster than a loop for each statistic: on the CPU if a compiler fuses them."""
+        import torch
+
+        return self.flat.is_cpu and self.flat.dtype is torch.float32 and torch.compiler.is_compiling()
 
     def __missing__(self, name: str) -> Any:
         value = self.definitions[name](self)

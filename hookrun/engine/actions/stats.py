@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, field_validator
 
 from hookrun.engine.actions.base import FORMS, Action, Edit, Halves, HookSite, Measured
+from hookrun.engine.actions.lanes import TensorsOfLanes, needs_of
 from hookrun.engine.actions.statistics import (
     INTEGER,
     MOST_SQUARES,
@@ -129,8 +130,11 @@ class Stats(Action):
         """The numbers of each statistic, and before them, if there can be integers, whether these are of integers."""
         wanted = statistics(self.of)
         read = partial(_records_of, wanted, self.dim)
-        count = None if self.dim is not None else _may_be_integers(wanted) + count_of(wanted)
-        return Halves(partial(_columns, wanted, self.dim), lambda: read, count=count)
+        measure = partial(_columns, wanted, self.dim)
+        if self.dim is not None:
+            return Halves(measure, lambda: read)
+        count = _may_be_integers(wanted) + count_of(wanted)
+        return Halves(measure, lambda: read, None, count, needs_of(wanted), partial(_finished, wanted))
 
 
 def _may_be_integers(wanted: Sequence[Wanted]) -> bool:
@@ -150,6 +154,14 @@ def _columns(wanted: Sequence[Wanted], dim: int | None, x: Tensor) -> list[Tenso
     for each in wanted:
         numbers = each.numbers_of_nothing()
         columns.append(torch.tensor(numbers, dtype=torch.float64, device=x.device).repeat(rows))
+    return columns
+
+
+def _finished(wanted: Sequence[Wanted], rows: TensorsOfLanes) -> list[Tensor]:
+    """As `_columns`, of floating-point tensors that are known by their lanes."""
+    columns = [each.define(rows) for each in wanted]
+    if _may_be_integers(wanted):
+        columns.insert(0, rows.length * 0)
     return columns
 
 

@@ -18,7 +18,20 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from hookrun.engine.runtime.graph_observers import GraphObservers, Observer, Schedule, fired, give, joined, measured
+from hookrun.engine.actions.lanes import Lanes
+from hookrun.engine.runtime.graph_observers import (
+    GraphObservers,
+    Observer,
+    Schedule,
+    Span,
+    finished,
+    fired,
+    give,
+    in_lanes,
+    joined,
+    measured,
+    spans_of,
+)
 from hookrun.engine.spec.when import When
 from hookrun.engine.values.private_names import require
 
@@ -69,15 +82,16 @@ class ObservingBackend:
     def _compiled(self, graph: GraphModule, inputs: Sequence[Any]) -> Compiled:
         waiting = self._join(graph)
         (output,) = graph.graph.find_nodes(op="output")
-        counts = self._counts(waiting)
-        if not counts:
+        measuring = self._measuring(waiting)
+        if measuring is None:
             _give_before(output, waiting)
             graph.recompile()
             return self._backend(graph, list(inputs))
-        firings = _return_numbers(output, waiting)
+        firings = [_number_of(node) for node in waiting]
+        spans = measuring.return_numbers(output)
         graph.recompile()
         computed = self._backend(graph, list(inputs))
-        receive = self._observers.receiving(firings, counts)
+        receive = self._observers.receiving(firings, spans)
 
         def compiled(*values: Any) -> Any:
             *outputs, numbers = computed(*values)
@@ -86,18 +100,24 @@ class ObservingBackend:
 
         return compiled
 
-    def _counts(self, waiting: Sequence[Node]) -> list[int]:
-        """How many numbers there are of each tensor that firings see; none if a count depends on a shape."""
-        counts: list[int] = []
-        for firing in waiting:
-            arguments: tuple[Any, ...] = firing.args
-            observer = self._observers.observer(arguments[1])
-            for tensor in arguments[3]:
-                count = observer.count_of(tensor.meta["example_value"])
+    def _measuring(self, waiting: Sequence[Node]) -> _Measuring | None:
+        """How the numbers of firings become an output of the graph.
+
+        None: they cannot, because how many there are depends on a shape, or there are none.
+        """
+        measuring = _Measuring(self._observers.key)
+        for node in waiting:
+            observer = self._observers.observer(_number_of(node))
+            tensors = [tensor.meta["example_value"] for tensor in _tensors_of(node)]
+            counts: list[int] = []
+            for tensor in tensors:
+                count = observer.count_of(tensor)
                 if count is None:
-                    return []
+                    return None
                 counts.append(count)
-        return counts
+            lanes = observer.lanes_of(tensors[0]) if len(tensors) == 1 else None
+            measuring.add(node, counts, observer.site.spec.action, lanes)
+        return measuring if any(measuring.counts.values()) else None
 
     def _without_scheduled(self, graph: GraphModule) -> GraphModule:
         """A copy of a graph without the firings of forward observers that have a schedule."""
@@ -154,37 +174,82 @@ class ObservingBackend:
         return self._observers.observer(number) if key == self._observers.key else None
 
 
+class _Measuring:
+    """How the numbers of firings become the last output of a graph: tensors with lanes are finished together.
+
+    counts: firing -> how many numbers there are of each of its tensors
+    """
+
+    def __init__(self, observers: int) -> None:
+        self.counts: dict[Node, Sequence[int]] = {}
+        self._observers = observers
+        self._whole: list[Node] = []
+        self._in_lanes: dict[tuple[int, tuple[int, ...]], list[tuple[Node, int]]] = {}
+
+    def add(self, firing: Node, counts: Sequence[int], action: Any, lanes: Lanes | None) -> None:
+        """Measure what a firing sees. lanes: of its only tensor"""
+        self.counts[firing] = counts
+        if lanes is None:
+            self._whole.append(firing)
+        else:
+            of_hook = self._in_lanes.setdefault((id(action), lanes.shape), [])
+            of_hook.append((firing, lanes.length))
+
+    def return_numbers(self, output: Node) -> list[Span]:
+        """Add the output; where the numbers of each tensor are, in the order of the firings."""
+        graph = output.graph
+        numbers: list[Node] = []
+        ordered = list(self._whole)
+        for firing in self._whole:
+            with graph.inserting_before(firing):
+                arguments = self._observers, _number_of(firing), _tensors_of(firing)
+                numbers.append(graph.call_function(measured, arguments))
+        for members in self._in_lanes.values():
+            of_lanes: list[Node] = []
+            for firing, _ in members:
+                ordered.append(firing)
+                with graph.inserting_before(firing):
+                    arguments = self._observers, _number_of(firing), _tensors_of(firing)
+                    of_lanes.append(graph.call_function(in_lanes, arguments))
+            lengths = [length for _, length in members]
+            with graph.inserting_before(output):
+                first = _number_of(members[0][0])
+                numbers.append(graph.call_function(finished, (self._observers, first, of_lanes, lengths)))
+        with graph.inserting_before(output):
+            together = graph.call_function(joined, (numbers,))
+        outputs: Any = output.args[0]
+        output.args = ((*outputs, together),)
+        following = iter(spans_of([count for firing in ordered for count in self.counts[firing]]))
+        spans = {firing: [next(following) for _ in self.counts[firing]] for firing in ordered}
+        for firing in self.counts:
+            graph.erase_node(firing)
+        return [span for firing in self.counts for span in spans[firing]]
+
+
 def _give_before(node: Node, waiting: Sequence[Node]) -> None:
     """Let firings give their numbers in one call before a node. waiting: calls of `fired`, which are taken out"""
-    if waiting:
-        token = waiting[0].args[2]
-        firings, numbers = _measured(waiting)
-        with node.graph.inserting_before(node):
-            node.graph.call_function(give, (token, firings, numbers))
-
-
-def _return_numbers(output: Node, waiting: Sequence[Node]) -> list[int]:
-    """Let the numbers of firings be the last output of the graph; the numbers of the firings."""
-    firings, numbers = _measured(waiting)
-    with output.graph.inserting_before(output):
-        together = output.graph.call_function(joined, (numbers,))
-    (outputs,) = output.args
-    output.args = ((*outputs, together),)
-    return firings
-
-
-def _measured(waiting: Sequence[Node]) -> tuple[list[int], list[Node]]:
-    """The numbers of firings, and what they measure. waiting: calls of `fired`, which are taken out"""
+    if not waiting:
+        return
     firings: list[int] = []
     numbers: list[Node] = []
     for firing in waiting:
-        arguments: tuple[Any, ...] = firing.args
-        key, number, _, tensors = arguments
+        key, number, token, tensors = firing.args
         with firing.graph.inserting_before(firing):
             numbers.append(firing.graph.call_function(measured, (key, number, tensors)))
-        firings.append(number)
+        firings.append(_number_of(firing))
         firing.graph.erase_node(firing)
-    return firings, numbers
+    with node.graph.inserting_before(node):
+        node.graph.call_function(give, (token, firings, numbers))
+
+
+def _number_of(firing: Node) -> int:
+    number: Any = firing.args[1]
+    return number
+
+
+def _tensors_of(firing: Node) -> list[Node]:
+    tensors: Any = firing.args[3]
+    return list(tensors)
 
 
 _OF_OBSERVER = re.compile(r"\.__self__\.firings(\[\d+\](\.traced(\.__func__|\.__self__.*)?)?)?$")

@@ -11,10 +11,10 @@ over these calls then saves what it can, see `graph_backend`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import accumulate, count
+from itertools import accumulate, count, pairwise
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -23,6 +23,7 @@ from torch import Tensor
 
 from hookrun.engine.actions.base import RECORD_KEYS, Halves, Reading
 from hookrun.engine.actions.fields import Meaning
+from hookrun.engine.actions.lanes import LaneNumbers, Lanes, TensorsOfLanes, lanes_of
 from hookrun.engine.hook_types import OUTPUT_GRAD
 from hookrun.engine.runtime.apply_action import Op, function_of, named, unscaled_leaf
 from hookrun.engine.runtime.checkpointing import PASSED_ON, repeating
@@ -91,6 +92,20 @@ def joined(numbers: list[list[Columns]]) -> Tensor:
         for of_tensor in of_firing:
             columns.extend(of_tensor)
     return torch.cat([column.to(columns[0].device) for column in columns])
+
+
+def in_lanes(observers: int, firing: int, tensors: list[Tensor]) -> LaneNumbers:
+    """Statistics of the lanes of the only tensor that a firing sees."""
+    observer = _open[observers].observer(firing)
+    (tensor,) = tensors
+    lanes = observer.lanes_of(tensor)
+    assert lanes is not None
+    return observer.in_lanes(tensor.detach(), lanes)
+
+
+def finished(observers: int, firing: int, numbers: list[LaneNumbers], lengths: list[int]) -> list[Columns]:
+    """The numbers of tensors that firings of one hook see. numbers: of `in_lanes`; lengths: elements of their lanes"""
+    return [[_open[observers].observer(firing).of_lanes(numbers, lengths)]]
 
 
 def _receive(token: Tensor, tensors: list[Tensor], firings: list[int], lengths: list[int]) -> None:
@@ -162,19 +177,14 @@ class _Reported:
     reading: Callable[[], Reading] | None
 
 
-def _reported(firings: Iterable[_Firing], lengths: Iterable[int]) -> list[_Reported]:
-    """Firings that give their numbers in one call. lengths: how many there are of each tensor, in order"""
-    reported: list[_Reported] = []
-    ends = accumulate(lengths)
-    begin = 0
-    for firing in firings:
-        tensors: list[tuple[tuple[str, ...], int, int]] = []
-        for about in firing.places.values():
-            end = next(ends)
-            tensors.append((about, begin, end))
-            begin = end
-        reported.append(_Reported(firing, tensors, firing.observer.reading))
-    return reported
+Span = tuple[int, int]
+"""Where the numbers of a tensor begin and end."""
+
+
+def spans_of(lengths: Iterable[int]) -> list[Span]:
+    """Those of numbers that follow each other."""
+    bounds = [0, *accumulate(lengths)]
+    return list(pairwise(bounds))
 
 
 def _records_of(time: Time, seen: Sequence[_Seen], record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -309,12 +319,12 @@ class GraphObservers:
         key = tuple(firings), tuple(lengths)
         reported = self._reported.get(key)
         if reported is None:
-            reported = self._reported[key] = self._reports(firings, lengths)
+            reported = self._reported[key] = self._reports(firings, spans_of(lengths))
         self._report(reported, given.clone())  # the graph uses its memory again
 
-    def receiving(self, firings: Sequence[int], lengths: Sequence[int]) -> Callable[[Tensor], None]:
-        """As `receive_numbers`, for the last output of a graph."""
-        reported = self._reports(firings, lengths)
+    def receiving(self, firings: Sequence[int], spans: Sequence[Span]) -> Callable[[Tensor], None]:
+        """As `receive_numbers`, for the last output of a graph. spans: of each tensor, in the order of the firings"""
+        reported = self._reports(firings, spans)
         is_open = _open.__contains__
         key = self.key
 
@@ -324,8 +334,14 @@ class GraphObservers:
 
         return receive
 
-    def _reports(self, firings: Sequence[int], lengths: Sequence[int]) -> list[_Reported]:
-        return _reported([self._firings[number] for number in firings], lengths)
+    def _reports(self, firings: Sequence[int], spans: Iterable[Span]) -> list[_Reported]:
+        reported: list[_Reported] = []
+        following = iter(spans)
+        for number in firings:
+            firing = self._firings[number]
+            tensors = [(about, *next(following)) for about in firing.places.values()]
+            reported.append(_Reported(firing, tensors, firing.observer.reading))
+        return reported
 
     def _report(self, reported: Sequence[_Reported], numbers: Tensor) -> None:
         """Count firings, and let hooks report the numbers or record them later."""
@@ -465,8 +481,27 @@ class Observer:
     def measure(self, x: Tensor) -> Columns:
         """The numbers of a tensor."""
         assert self._halves is not None
+        lanes = self.lanes_of(x)
+        if lanes is not None:
+            return [self.of_lanes([self.in_lanes(x, lanes)], [lanes.length])]
         part = self.site.part
         return self._halves.measure(x if part is None else part.of(x))
+
+    def lanes_of(self, x: Tensor) -> Lanes | None:
+        """The lanes by which a tensor is measured; None: it is measured as a whole."""
+        assert self._halves is not None
+        return lanes_of(x) if self._halves.needs and self.site.part is None else None
+
+    def in_lanes(self, x: Tensor, lanes: Lanes) -> LaneNumbers:
+        """Statistics of the lanes of a tensor."""
+        assert self._halves is not None
+        return lanes.numbers(x, self._halves.needs)
+
+    def of_lanes(self, numbers: Sequence[LaneNumbers], lengths: Sequence[int]) -> Tensor:
+        """The numbers of tensors, one tensor after the other: [n] float64."""
+        assert self._halves is not None and self._halves.finish is not None
+        columns = self._halves.finish(TensorsOfLanes(numbers, lengths))
+        return torch.stack([column.double() for column in columns], -1).flatten()
 
     # ---- while the graph runs ------------------------------------------------------------------------------------
 
@@ -481,9 +516,10 @@ class Observer:
 
     def count_of(self, x: Tensor) -> int | None:
         """How many numbers there are of a tensor; None: that depends on its shape."""
-        if self._halves is None or self.site.part is not None or not x.numel():
+        if self._halves is None or self.site.part is not None:
             return None
-        return self._halves.count
+        is_empty = isinstance(x.numel(), int) and not x.numel()
+        return None if is_empty else self._halves.count
 
     def fires(self, firing: _Firing) -> bool:
         """Count a firing, if the schedule holds; whether there is something to report."""
