@@ -143,7 +143,7 @@ class SiteRecords(SiteDraws):
         start = self.record_start()
         rules.require_width(_place_of(start), len(numbers))
         seen = readable(numbers)
-        if seen is None:  # a trial run, or the model is being traced
+        if seen is None or not self.has_values:  # the model is being traced, or a trial run
             return
         if seen.shape != numbers.shape:
             raise ValueError(
