@@ -96,7 +96,9 @@ def test_results_that_differ_are_named() -> None:
     told = "seen: stats reports each rank's own rows"
     assert list(differences(plan, Net(), loss, trains=False)) == [told]
     checked = planned(mean={"action": "check", "of": "mean", "max": 1})
-    assert list(differences(checked, Net(), loss, trains=False)) == ["mean: check reports each rank's own rows"]
+    assert list(differences(checked, Net(), loss, trains=False)) == [
+        "mean: check reports each rank's own rows"
+    ]
     assert list(differences(plan, Net(), loss, trains=True)) == [
         "batch statistics are those of a rank's own rows: norm", "dropout draws other masks on each rank: drop", told
     ]  # fmt: skip
