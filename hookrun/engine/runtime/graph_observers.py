@@ -41,6 +41,9 @@ from hookrun.errors import Problem
 MOST_UNREAD = 1 << 20
 """More numbers than this are read at once, so that a long loop does not hold them all."""
 
+MOST_FORMS = 256
+"""How many forms of what graphs give are remembered: a dimension of changing size makes many."""
+
 _keys = count()
 _open = WeakValueDictionary[int, "GraphObservers"]()
 
@@ -319,6 +322,8 @@ class GraphObservers:
         key = tuple(firings), tuple(lengths)
         reported = self._reported.get(key)
         if reported is None:
+            if len(self._reported) == MOST_FORMS:
+                self._reported.clear()
             reported = self._reported[key] = self._reports(firings, spans_of(lengths))
         self._report(reported, given.clone())  # the graph uses its memory again
 
@@ -359,6 +364,7 @@ class GraphObservers:
             observer.site.fired += 1
             if not each.tensors:
                 observer.site.idle += 1
+                continue
             if muted:
                 continue
             if each.reading is not None:
@@ -371,7 +377,8 @@ class GraphObservers:
             return
         clock = self.clock
         time = clock.mode, clock.epoch, clock.step
-        start = seen[0][0].firing.observer.site.record_start()  # of all; each record has its own
+        first, _ = seen[0]
+        start = (*first.tensors[0][0], *time, first.firing.call)  # of all; each record has its own
         judge = partial(_records_of, time, seen)
         self._sink.emit(start, {"numbers": numbers, "judge": judge, "policy": policy})
         self._unread += len(numbers)

@@ -115,6 +115,54 @@ def test_records_and_counts_are_those_of_eager() -> None:
     assert counters["stats"]["unique_graphs"] == 1
 
 
+def test_statistics_of_large_tensors_are_those_of_eager() -> None:
+    shapes = [(256, 32), (64, 33), (4, 8, 12, 12), (2, 3, 40, 40), (5, 9, 64), (2048,), (2051,), (1, 4096)]
+    ofs = ["mean", "std", "norm", "min", "max", "abs_mean", "abs_max", "sum", "zeros", "nans", "infs"]
+
+    def values(shape: tuple[int, ...]) -> list[Tensor]:
+        normal = torch.randn(shape, generator=torch.Generator().manual_seed(len(shape)))
+        first_is_far = normal.clone()
+        first_is_far.view(-1)[0] = 1e6
+        broken = normal.clone()
+        broken.view(-1)[:2] = torch.tensor([-torch.inf, 1])
+        unknown = normal.clone()
+        unknown.view(-1)[7] = torch.nan
+        return [
+            normal.relu(),
+            normal + 1e4,
+            normal * 1e-30,
+            first_is_far,
+            broken,
+            unknown,
+            normal.movedim(0, -1).clone().movedim(-1, 0),
+        ]
+
+    class Passing(nn.Module):
+        def __init__(self, count: int) -> None:
+            super().__init__()
+            self.parts = nn.ModuleList(nn.Identity() for _ in range(count))
+
+        def forward(self, *tensors: Tensor) -> list[Tensor]:
+            return [part(x * 1) for part, x in zip(self.parts, tensors, strict=True)]
+
+    tensors = [x for shape in shapes for x in values(shape)]
+    leaves = {"select": "parts.*", "hook": "forward"}
+    hooks_of = {
+        "all": {**leaves, "action": "stats", "of": ofs},
+        "mean": {**leaves, "action": "stats", "of": "mean"},
+        "checked": {**leaves, "action": "check", "max": 2.5, "policy": "warn"},
+        "norm": {**leaves, "action": "check", "of": "norm", "max": 10.0, "policy": "warn"},
+    }
+
+    def loop(model: nn.Module, call: Callable[..., Any]) -> None:
+        call(*tensors)
+
+    expected = run(hooks_of, None, model=Passing(len(tensors)), loop=loop)
+    found = run(hooks_of, "aot_eager", model=Passing(len(tensors)), loop=loop)
+    assert_same(found[0], expected[0])
+    assert found[1] == expected[1]
+
+
 @pytest.mark.parametrize(("backend", "checkpointed"), [("aot_eager", True), ("eager", False)])
 def test_gradients_are_those_of_eager(backend: str, checkpointed: bool) -> None:
     hooks_of = {
