@@ -300,16 +300,19 @@ def _extremes(rows: Rows) -> tuple[Tensor, Tensor]:
 
 
 def extremes_in_graph(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The smallest and the largest element of a tensor that has some, in the form for which a compiler writes fast code.
+    """The smallest and the largest element of a tensor that has some, in a form for which a compiler writes fast code.
 
-    The smallest comes from the largest of -x: a compiler fuses `amax` with other operators, but not `amin`, beside which
-    it computes more in the forward pass and keeps it for the backward pass.
+    The smallest is found in -x, because the compiler fuses `amax` but not `amin`: where a layer reads the tensor too,
+    it would keep the layer's results for the backward pass instead of computing them again.
     """
     return -_largest(-x), _largest(x)
 
 
 def _largest(x: Tensor) -> Tensor:
-    """The largest element; on the CPU that of images first along the channels, which a convolution puts side by side."""
+    """The largest element; on the CPU first along the channels of images, which lie side by side after a convolution.
+
+    So it is computed in the loops of the layers that read it.
+    """
     if x.is_cpu and x.dim() > 3:
         x = x.amax(1)
     return x.amax()
