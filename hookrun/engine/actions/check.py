@@ -21,6 +21,7 @@ from hookrun.engine.actions.statistics import (
     Options,
     Statistic,
     columns_of,
+    extremes_in_graph,
     kind_of,
     require_dim,
     require_dtype,
@@ -335,7 +336,8 @@ def _within(
         return None
     if x.is_complex():
         x = x.abs()
-    least, largest = widened(x).aminmax()
+    wide = widened(x)
+    least, largest = extremes_in_graph(wide) if torch.compiler.is_compiling() else wide.aminmax()
     dtype = x.dtype if x.dtype in low else torch.float32
     return (least >= low[dtype]) & (largest <= high[dtype]), least, largest
 

@@ -321,6 +321,25 @@ def _extremes(rows: Rows) -> tuple[Tensor, Tensor]:
     return rows.places.amin(rows.dims), rows.places.amax(rows.dims)
 
 
+def extremes_in_graph(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The smallest and the largest element of a tensor that has some, in a form for which a compiler writes fast code.
+
+    The smallest is found in -x, because the compiler fuses `amax` but not `amin`: where a layer reads the tensor too,
+    it would keep the layer's results for the backward pass instead of computing them again.
+    """
+    return -_largest(-x), _largest(x)
+
+
+def _largest(x: Tensor) -> Tensor:
+    """The largest element; on the CPU first along the channels of images, which lie side by side after a convolution.
+
+    So it is computed in the loops of the layers that read it.
+    """
+    if x.is_cpu and x.dim() > 3:
+        x = x.amax(1)
+    return x.amax()
+
+
 def _count(rows: Rows, x: Tensor) -> Tensor:
     """How many elements of each row are not 0; for a single one torch has a faster function. x: like rows.places"""
     import torch
@@ -357,8 +376,12 @@ def _norm(rows: Rows) -> Tensor:
         return rows["moments"][1].float().sqrt()
     if rows.flat.is_cpu:  # where torch sums a long row in pairs, and its norm in few accumulators
         if rows.flat.numel() == rows.n and not torch.compiler.is_compiling():  # one row: memory is read once
-            squares = [part.dot(part) for part in rows.flat.flatten().split(MOST_SQUARES)]
-            return torch.stack(squares).sum().sqrt().reshape(rows.flat.shape[:-1])
+            flat = rows.flat.flatten()
+            if rows.n <= MOST_SQUARES:
+                total = flat.dot(flat)
+            else:
+                total = torch.stack([part.dot(part) for part in flat.split(MOST_SQUARES)]).sum()
+            return total.sqrt().reshape(rows.flat.shape[:-1])
         return rows.flat.square().sum(-1).sqrt()
     return torch.linalg.vector_norm(rows.flat, dim=-1)
 
@@ -387,6 +410,11 @@ def _entropy(rows: Rows, shares: Tensor) -> Tensor:
 
     of_places = torch.special.entr(shares).sum(-1)
     return of_places.reshape(*rows.flat.shape[:-1], -1).mean(-1)
+
+
+def _constant(rows: Rows, number: int) -> Tensor:
+    """The same number for each row."""
+    return rows.flat.new_full(rows.flat.shape[:-1], number)
 
 
 def _entropy_of_scores(rows: Rows) -> Tensor:
@@ -421,6 +449,8 @@ DEFINITIONS: Mapping[str, Callable[[Rows], Any]] = {
     "entropy": _entropy_of_scores,
     "dynamic_range": _dynamic_range,
     "underflows": _underflows,
+    "numel": lambda rows: _constant(rows, rows.x.numel()),
+    "bytes": lambda rows: _constant(rows, rows.x.numel() * rows.kind.itemsize),
 }
 """Rows [..., n] -> [...], and what these share."""
 
@@ -472,14 +502,24 @@ def rows_of(x: Tensor, dim: int | None = None) -> Rows:
 
     numbers = numbers_in(x)
     shaped = numbers.unsqueeze(0) if dim is None else numbers.movedim(dim, 0)
-    places = shaped if shaped.dim() > 1 else shaped.unsqueeze(1)
+    places = shaped
+    is_compiled = torch.compiler.is_compiling()
+    if dim is None and not is_compiled:
+        places = in_memory_order(numbers).unsqueeze(0)
+    if places.dim() == 1:
+        places = places.unsqueeze(1)
     rows = Rows(shaped, places.flatten(1), x.dtype)
-    if torch.compiler.is_compiling():
+    if is_compiled:
         rows.places = places
         rows.dims = tuple(range(1, places.dim()))
-    for name, size in sizes_of(x).items():
-        rows[name] = places.new_full(places.shape[:1], size)
     return rows
+
+
+def in_memory_order(x: Tensor) -> Tensor:
+    """A view with the dimensions in the order in which they lie in memory, which becomes flat without a copy."""
+    if x.is_contiguous():
+        return x
+    return x.permute(sorted(range(x.dim()), key=x.stride, reverse=True))
 
 
 def sizes_of(x: Tensor) -> dict[str, int]:

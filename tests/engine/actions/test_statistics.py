@@ -167,6 +167,16 @@ def test_rows_of_a_graph_have_the_same_numbers() -> None:
                     torch.testing.assert_close(columns, expected, rtol=1e-5, atol=1e-6, equal_nan=True)
 
 
+def test_the_order_in_memory_does_not_change_the_numbers() -> None:
+    wanted = statistics([*EACH_OPTIONS, "numel", "bytes"])
+    x = normal(6, 4, 5, 3)
+    images = x.contiguous(memory_format=torch.channels_last)
+    for seen in (images, x.transpose(0, 3), x.mT, x[..., ::2], x[:1].expand(2, 4, 5, 3)):
+        found = numbers_of(rows_of(seen), wanted)
+        expected = numbers_of(rows_of(seen.contiguous()), wanted)
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+
+
 def test_a_graph_loses_no_digits_of_mean_and_spread() -> None:
     outlier = normal(4000)
     outlier[0] = 1e6

@@ -7,8 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch._inductor.lowering  # where the decomposition of max_pool2d looks
+from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
 from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters
+from torch._inductor.decomposition import select_decomp_table
+from torch.fx import GraphModule
 from torch.utils.checkpoint import checkpoint
 
 import hookrun
@@ -175,6 +180,54 @@ def test_gradients_are_those_of_eager(backend: str, checkpointed: bool) -> None:
     found = run(hooks_of, backend, model=Net(checkpointed=checkpointed))
     assert_same(found[0], expected[0], ordered=False)
     assert found[1] == expected[1]
+
+
+class Images(nn.Module):
+    """The first layers of a network for images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2)).eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x).mean((2, 3))
+
+
+IMAGES = torch.randn(2, 3, 20, 20, generator=torch.Generator().manual_seed(0))
+
+
+def test_a_check_of_images_has_the_numbers_of_eager() -> None:
+    def loop(model: nn.Module, call: Callable[..., Any]) -> None:
+        for fill in (0.0, 5.0, float("nan"), float("-inf")):
+            images = IMAGES.clone()
+            images[1, 2, 3, 4] = fill
+            call(images)
+
+    expected = run({"checked": CHECK}, None, model=Images(), loop=loop)
+    found = run({"checked": CHECK}, "aot_eager", model=Images(), loop=loop)
+    assert_same(found[0], expected[0])
+
+
+def test_a_check_keeps_nothing_more_for_the_backward_pass() -> None:
+    kept: list[list[str]] = []
+
+    def forward(graph: GraphModule, inputs: Any) -> Any:
+        values = [node.meta["val"] for node in graph.graph.output_node().args[0]]
+        kept.append(sorted(f"{x.dtype} {x.shape}" for x in values if x.numel() > 100))
+        return make_boxed_func(graph.forward)
+
+    backend: Any = aot_autograd(
+        fw_compiler=forward,
+        bw_compiler=lambda graph, inputs: make_boxed_func(graph.forward),
+        partition_fn=min_cut_rematerialization_partition,
+        decompositions=select_decomp_table(),
+    )
+    torch.compile(Images(), backend=backend)(IMAGES)
+    with hookrun.hooked(Images(), {"hooks": {"checked": CHECK}}) as hooks:
+        hooks.compile(backend=backend)(IMAGES)
+    bare, checked = kept
+    assert checked == bare
 
 
 def test_gradients_of_a_graph_have_no_last_good() -> None:
