@@ -129,8 +129,8 @@ def _settled(sums: Sums) -> Sums:
     """The same, of which nothing waits."""
     settled = dict(sums)
     waiting = settled.pop("waiting", None)
-    if waiting and waiting.parts:
-        settled["top"] = largest.settled(settled["top"], waiting.parts)
+    if waiting is not None and waiting.count:
+        settled["top"] = largest.settled(settled["top"], [waiting.filled()])
     return settled
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,39 +28,56 @@ _EMPTY = (-math.inf, _NO_KEY, -1)
 _BLOCK = 8
 """Rows that are passed over together if their largest value is too small: at most so many."""
 
-_MOST_WAITING = 64
-"""Batches of which something waits."""
-
 Columns = Sequence[Tensor]
-"""Values, keys and positions."""
+"""Values, keys and positions; of what waits also, in front of them, units: each [n]."""
 
 Array = NDArray[Any]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Waiting:
     """What may be among the largest and is not sorted in yet.
 
     least:      [U], values that are below these are not among the largest
     least_keys: [U], nor are equal ones whose keys are not below these
-    parts:      of each batch units, values, keys and positions, each [n]
+    columns:    with room for as many as there are places for the largest; new memory for each batch would lie between
+                the outputs of modules, and keep the memory of those from being used again
+    count:      how many wait
     """
 
     least: Array
     least_keys: Array
-    parts: Sequence[Columns] = ()
+    columns: Columns
+    count: int = 0
 
     @classmethod
-    def none(cls, top: Columns) -> Waiting:
+    def behind(cls, top: Columns) -> Waiting:
         """Nothing yet, behind these largest ones."""
-        values, keys, _ = top
-        return cls(_least(in_numpy(values[:, -1])), keys[:, -1].numpy())
+        values, keys, positions = [torch.empty_like(column).flatten() for column in top]
+        return cls(*_least_of(top), [torch.empty_like(keys), values, keys, positions])
 
-    def raised(self, values: Array, most: int) -> Waiting:
-        """The same, if of each unit `most` or more of these values, of as many samples, wait too. values: [n, U]"""
-        least = _least(np.partition(values, -most, axis=0)[-most])
-        keys = np.where(least <= self.least, self.least_keys, _NO_KEY)
-        return replace(self, least=np.maximum(self.least, least), least_keys=keys)
+    def with_more(self, top: Columns, entering: Columns) -> Columns:
+        """The largest, after these wait too; if there is no room for them, all have been sorted in."""
+        count = self.count + len(entering[0])
+        if count > len(self.columns[0]) or entering[1].dtype != self.columns[1].dtype:
+            top = settled(top, [self.filled(), entering])
+            self.least, self.least_keys = _least_of(top)
+            self.count = 0
+            return top
+        for column, new in zip(self.columns, entering, strict=True):
+            column[self.count : count] = new
+        self.count = count
+        return top
+
+    def filled(self) -> Columns:
+        """What waits."""
+        return [column[: self.count] for column in self.columns]
+
+
+def _least_of(top: Columns) -> tuple[Array, Array]:
+    """What has to be reached after these: values and keys."""
+    values, keys, _ = top
+    return _without_nan(in_numpy(values[:, -1])), keys[:, -1].numpy()
 
 
 def none_of(values: Tensor, most: int) -> list[Tensor]:
@@ -91,19 +108,13 @@ def with_rows(
         keys = on_device(keys, best.device)
         of_units = best.T
         return merged(top, [of_units, keys.expand(of_units.shape), positions.T]), waiting
-    waiting = waiting or Waiting.none(top)
-    rows, units, waiting = _entering(top, waiting, in_numpy(best), keys.numpy())
+    waiting = waiting or Waiting.behind(top)
+    rows, units = _entering(waiting, top[0].shape[1], in_numpy(best), keys.numpy())
     if not len(rows):
         return top, waiting
-    place, numbers = torch.from_numpy(rows), torch.from_numpy(units)
-    largest, places = values[place, numbers].max(1)
-    positions = places if positions is None else positions[place, places]
-    parts = [*waiting.parts, (numbers, largest, keys[place], positions)]
-    count = sum(len(columns[0]) for columns in parts)
-    waiting = replace(waiting, parts=parts)
-    if len(parts) < _MOST_WAITING and count < top[0].numel():
-        return top, waiting
-    return settled(top, waiting.parts), None
+    largest, places = values[rows, units].max(1)
+    positions = places if positions is None else positions[rows, places]
+    return waiting.with_more(top, [units, largest, keys[rows], positions]), waiting
 
 
 def _by_sample(
@@ -150,32 +161,33 @@ def _by_group(x: Tensor, groups: Tensor, fill: float) -> Tensor:
     return found
 
 
-def _entering(top: Columns, waiting: Waiting, best: Array, keys: Array) -> tuple[Array, Array, Waiting]:
+def _entering(waiting: Waiting, most: int, best: Array, keys: Array) -> Columns:
     """Row and unit of the values [S, U] that may be among the largest; those of a unit in the order of rows."""
-    most = top[0].shape[1]
-    may_be_tied = keys.min() < waiting.least_keys.max()
+    least, least_keys = waiting.least, waiting.least_keys
     size = _block_size(len(best), most)
     in_blocks = best.reshape(-1, size, best.shape[1])
     blocks = np.maximum.reduce(in_blocks, 1)
+    may_be_tied = keys.min() < least_keys.max()
     stays_below = np.less if may_be_tied else np.less_equal  # neither holds for NaN
-    block, units = _where_not(stays_below(blocks, waiting.least))
-    are_many = len(units) > top[0].numel()
+    block, units = _where_not(stays_below(blocks, least))
+    are_many = len(units) > most * len(least)
     if are_many and len(blocks) >= most:  # they rule out each other
-        waiting = waiting.raised(blocks, most)
+        of_blocks = _without_nan(np.partition(blocks, -most, axis=0)[-most])
+        least_keys = np.where(of_blocks <= least, least_keys, _NO_KEY)
+        least = np.maximum(of_blocks, least)
         may_be_tied = True
         stays_below = np.less
-        block, units = _where_not(blocks < waiting.least)
-    values = in_blocks[block, :, units]
-    place, number = _where_not(stays_below(values, waiting.least[units, None]))
+        block, units = _where_not(blocks < least)
+    place, number = _where_not(stays_below(in_blocks[block, :, units], least[units, None]))
     rows = block[place] * size + number
     units = units[place]
     if may_be_tied:
-        is_tied = best[rows, units] == waiting.least[units]
-        is_later = keys[rows] >= waiting.least_keys[units]
+        is_tied = best[rows, units] == least[units]
+        is_later = keys[rows] >= least_keys[units]
         enters = ~(is_tied & is_later)
         rows = rows[enters]
         units = units[enters]
-    return rows, units, waiting
+    return torch.from_numpy(rows), torch.from_numpy(units)
 
 
 def _block_size(rows: int, most: int) -> int:
@@ -191,8 +203,8 @@ def _where_not(is_below: Array) -> tuple[Array, ...]:
     return np.divmod(np.flatnonzero(~is_below), is_below.shape[1])
 
 
-def _least(values: Array) -> Array:
-    """What a value has to reach that may not be below these. Nothing is above NaN."""
+def _without_nan(values: Array) -> Array:
+    """The same as bounds: nothing is above NaN."""
     return np.where(np.isnan(values), math.inf, values)
 
 

@@ -165,7 +165,7 @@ def computable(tensor: Tensor) -> Tensor:
 
 
 def in_numpy(x: Tensor) -> NDArray[Any]:
-    """The numbers of a tensor on the CPU; those of fewer than 32 bits, which NumPy computes slowly or not, as float32."""
+    """The numbers of a tensor on the CPU; those of fewer than 32 bits as float32, since NumPy lacks some of them."""
     wide = x.float() if x.itemsize < 4 else x
     return wide.numpy(force=True)  # without a negative bit
 
