@@ -207,6 +207,19 @@ def test_a_sparse_gradient_refuses_in_words(hook: str) -> None:
         optimizer.step()
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+def test_a_matrix_of_sparse_rows_is_refused_in_words() -> None:
+    class Layer(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.to_sparse_csr()
+
+    with (
+        pytest.raises(hookrun.HookError, match="on 0: torch cannot compute this on a sparse tensor"),
+        hookrun.hooked(model := nn.Sequential(Layer()), one_hook("0", "forward", action="stats")),
+    ):
+        model(torch.eye(2))
+
+
 def test_what_is_wrong_beside_a_sparse_tensor_is_told() -> None:
     class Layer(nn.Linear):
         def forward(self, x: Tensor) -> Any:

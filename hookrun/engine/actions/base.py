@@ -259,6 +259,16 @@ class Action(Section):
         return False
 
     @property
+    def of_all_rows(self) -> bool:
+        """Whether what several ranks report of their rows is together what one process reports."""
+        return self.captures or self.folds
+
+    @property
+    def reports_loss(self) -> bool:
+        """Whether its records are about the loss of the step, which is that of all rows."""
+        return False
+
+    @property
     def works_by_sample(self) -> bool:
         """Whether it treats each sample of a batch by itself: some are kept, or each has a value of its own."""
         of_samples = [

@@ -90,11 +90,11 @@ class Check(Action):
 
     With `of` a number that is NaN or infinite fails at once, and is left out of windows. With `over`, `min` and `max`
     fail if all n steps are beyond them. A step's number is the mean of its micro-batches; each rank has the numbers of
-    its own rows. Training, evaluation and each call of a module within a forward have windows of their own. Nothing
-    fails before there are n steps. 0 / 0 is 0, and any other number divided by 0 is infinite. A failure is reported at
-    the end of the step in which it begins, and again when another index fails too. `update_ratio` holds a copy of the
-    parameters during the step; it is 0 where all elements were 0 before. In your own loop set `hooks.loss = loss`
-    before each step ends; the callbacks of Lightning and transformers do so.
+    its own rows, but the loss of all. Training, evaluation and each call of a module within a forward have windows of
+    their own. Nothing fails before there are n steps. 0 / 0 is 0, and any other number divided by 0 is infinite. A
+    failure is reported at the end of the step in which it begins, and again when another index fails too.
+    `update_ratio` holds a copy of the parameters during the step; it is 0 where all elements were 0 before. In your own
+    loop set `hooks.loss = loss` before each step ends; the callbacks of Lightning and transformers do so.
     """
 
     action_name = "check"
@@ -148,6 +148,16 @@ class Check(Action):
         """Name of each rule of a statistic -> its bound."""
         bounds = {rule: getattr(self, rule) for rule in _RULES}
         return {rule: bound for rule, bound in bounds.items() if bound is not None}
+
+    @property
+    def of_all_rows(self) -> bool:
+        """All elements pass if those of each rank do; a statistic is that of the rank's own rows."""
+        return self.of is None
+
+    @property
+    def reports_loss(self) -> bool:
+        """Whether it checks the loss."""
+        return self.of == LOSS
 
     @property
     def by_call(self) -> bool:

@@ -14,6 +14,7 @@ from hookrun.engine.actions.statistics import Share
 from hookrun.engine.hook_types import FORWARD, FORWARD_PRE, OUTPUT_GRAD
 from hookrun.engine.validation import Section
 from hookrun.engine.values.tensors import require_real, require_whole, widened
+from hookrun.errors import close
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,7 +36,8 @@ class Accumulated(OneOf):
 
 def _kind_of(raw: Any) -> str:
     """Whether an item is a name or a mapping; what needs an option is one, though written as a name."""
-    needs_option = isinstance(raw, str) and raw in Accumulated.model_fields
+    meant = close(raw, ["mean", "cov", *Accumulated.model_fields], 1) if isinstance(raw, str) else []
+    needs_option = bool(meant) and meant[0] in Accumulated.model_fields
     return "a mapping" if needs_option or isinstance(raw, Mapping | Accumulated) else "a name"
 
 

@@ -18,7 +18,7 @@ from hookrun.engine.actions.base import Absent
 from hookrun.engine.actions.fields import Count, Finite, OneOf, OneOrMore
 from hookrun.engine.validation import Section
 from hookrun.engine.values.tensors import is_integer
-from hookrun.errors import counted, listed
+from hookrun.errors import close, counted, listed
 
 if TYPE_CHECKING:
     from torch import Tensor, dtype
@@ -118,7 +118,8 @@ class Options(OneOf):
 
 def kind_of(raw: Any) -> str:
     """Whether an item is a name or a mapping; a statistic that needs options is one, though written as a name."""
-    needs_options = isinstance(raw, str) and raw in Options.model_fields and raw not in get_args(Name)
+    meant = close(raw, [*get_args(Name), *Options.model_fields], 1) if isinstance(raw, str) else []
+    needs_options = bool(meant) and meant[0] not in get_args(Name)
     return "a mapping" if needs_options or isinstance(raw, Mapping | Options) else "a name"
 
 

@@ -164,6 +164,11 @@ class PlannedHook(Completed):
             inside = str(keys.target)
         return BatchDims(seen, keys.batch_dim, inside)
 
+    def class_at(self, path: str) -> str | None:
+        """The class of the module at a match, also after `fully_shard` has given it another one."""
+        match = self._match_at.get(path)
+        return None if match is None else match.type
+
     def captured_of(self, path: str) -> BatchDims:
         """The same of what the hook captures at a match."""
         match = self._match_at.get(path)

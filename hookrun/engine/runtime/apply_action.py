@@ -444,7 +444,8 @@ def named(site: HookSite, error: Exception, value: Any) -> HookError:
         if any(tensor.is_nested for tensor in containers.tensors(value)):
             return HookError(f"{site.where}: {NOT_NESTED}")
         # beside a sparse tensor, which torch names, another one may be what is wrong
-        if "sparse" in str(error).lower() and any(tensor.is_sparse for tensor in containers.tensors(value)):
+        is_sparse = any(tensor.layout is not torch.strided for tensor in containers.tensors(value))
+        if is_sparse and "sparse" in str(error).lower():
             return HookError(f"{site.where}: {_NOT_SPARSE}")
     keys = site.spec.keys
     if isinstance(error, containers.TargetError) and keys.target is not None:

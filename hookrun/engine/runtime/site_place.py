@@ -88,6 +88,11 @@ class SitePlace:
         return self._hook.tokenizer
 
     @cached_property
+    def class_name(self) -> str:
+        """The class of the module, for records."""
+        return self._hook.class_at(self.path) or type(self.module).__name__
+
+    @cached_property
     def batch(self) -> BatchDims:
         """Which dimension of the tensors is the batch."""
         return self._hook.batch_of(self.path)

@@ -108,7 +108,7 @@ class SiteRecords(SiteDraws):
         place: dict[str, Any] = {}
         if self.hook_type.sees_batch and clock.rows is not None and clock.samples is not None:
             place["samples"] = clock.samples.tolist()  # of this rank
-        place["class"] = type(self.module).__name__
+        place["class"] = self.class_name
         return place
 
     def _require_passed(self, record: dict[str, Any]) -> None:
@@ -143,7 +143,7 @@ class SiteRecords(SiteDraws):
         start = self.record_start()
         rules.require_width(_place_of(start), len(numbers))
         seen = readable(numbers)
-        if seen is None:  # a trial run, or the model is being traced
+        if seen is None or not self.has_values:  # the model is being traced, or a trial run
             return
         if seen.shape != numbers.shape:
             raise ValueError(
@@ -181,8 +181,8 @@ class SiteRecords(SiteDraws):
             if numbers is None:
                 self._tell_unknown_loss()
                 continue
-            cls = type(self.module).__name__
-            self.sink.emit(start, {"numbers": numbers, "judge": rules.judge, "policy": policy, "class": cls})
+            about = {"judge": rules.judge, "policy": policy, "class": self.class_name}
+            self.sink.emit(start, {"numbers": numbers, **about})
 
     def _tell_unknown_loss(self) -> None:
         if not self.is_unknown_told:

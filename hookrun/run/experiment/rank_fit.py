@@ -8,7 +8,6 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from hookrun.engine.actions.fields import Meaning
 from hookrun.engine.actions.values import is_drawn
 from hookrun.engine.plan.plan import PlannedHook, ResolvedPlan
 from hookrun.engine.plan.table import Column
@@ -139,12 +138,11 @@ def differences(plan: ResolvedPlan, model: nn.Module, loss: TrainLoss, *, trains
 def _differs(hook: PlannedHook) -> str | None:
     """How the hook's results differ with several ranks; None if they do not."""
     action = hook.spec.action
-    if not hook.spec.hook_type.sees_batch:
+    if not hook.spec.hook_type.sees_batch or action.reports_loss:
         return None
     if action.own_functions():
         return "your own function gets only a rank's own rows"
-    of_all_ranks = action.captures or action.folds or action.value_of(Meaning.POLICY) is not None
-    if action.observes and not of_all_ranks:
+    if action.observes and not action.of_all_rows:
         return f"{action.action_name} reports each rank's own rows"
     return None
 
@@ -156,11 +154,13 @@ def under_ranks(plan: ResolvedPlan) -> Column:
 
 def _seen_under_ranks(hook: PlannedHook) -> str:
     hook_type = hook.spec.hook_type
+    action = hook.spec.action
+    if action.reports_loss:
+        return "reduced, once"
     if not hook_type.sees_batch:
         return "reduced, once" if hook_type.phase in ("backward", "step") else "the same on each"
     if _differs(hook) is not None:
         return "differs: own rows"
-    action = hook.spec.action
     return "all rows" if action.captures or action.folds else "own rows"
 
 

@@ -360,22 +360,33 @@ class RunContext:
                 number = self.hooks.clock.step
                 with self.logged(number):
                     output = forward(batch)
+                loss = None
                 if batch.ids.numel():  # otherwise other ranks have all of its rows
                     if store is not None and has_output:
                         store(batch, output)
                     if measures:
                         loss = self.loss(output, batch) if needs_loss else None
-                        if loss is not None and self.hooks.clock.reads_loss:
-                            self.hooks.loss = loss
                         self.measure(average, loss, output, batch)
                     if names is not None:
                         names.write(batch, output)
+                if measures and needs_loss and self.hooks.clock.reads_loss:
+                    self.hooks.loss = self._loss_of_ranks(loss, batch)
                 self.hooks.step()
                 if measures and number % self.settings.train.log_every == 0:
                     shown.update(self.sum_over_ranks(average.means()).read())
         if names is not None:
             names.write_pictures(shown_samples(folds_of_all(self.hooks, self.ranks)))
         return self.read(split, self.sum_over_ranks(average)) if measures else {}
+
+    def _loss_of_ranks(self, loss: Tensor | None, batch: Batch) -> Tensor | float:
+        """The loss of the rows of all ranks; every rank calls it. loss: that of this rank's rows; None: it has none"""
+        if loss is not None and not self.ranks.several:
+            return loss
+        sums = self.prepared.loss.sums
+        weight = 1.0 if sums else float(batch.weight_without(self.prepared.loss.ignored))
+        part = 0.0 if loss is None else weight * float(loss)
+        total, weights = self.ranks.total([part, weight])
+        return total if sums else total / max(weights, 1)
 
     @contextmanager
     def evaluating(

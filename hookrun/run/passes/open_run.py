@@ -161,8 +161,11 @@ def _sink_of(prepared: Prepared, run_dir: RunDir, screen: Screen, loggers: Logge
     """Where the hooks' records and captures go."""
     sink = RunSink(run_dir, screen.say, loggers)
     hooks = _hooks_of(prepared)
-    by_rank = _ranks_chosen_by(hooks)
-    sink.rank_local_hooks = {hook.name for hook in hooks if hook.hook_type.sees_batch or hook.name in by_rank}
+    local = set(_ranks_chosen_by(hooks))
+    for hook in hooks:
+        if hook.hook_type.sees_batch and not hook.action.reports_loss:
+            local.add(hook.name)
+    sink.rank_local_hooks = local
     return sink
 
 

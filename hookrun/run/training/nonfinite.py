@@ -149,6 +149,7 @@ class FiniteSteps:
         context = self._context
         policy = context.settings.train.on_nonfinite
         clock = context.hooks.clock
+        clock.end_step()  # rules over steps are judged before the step is left out
         # A check hook has found it already and ends the run. The ranks agree on it, since they communicate below.
         if context.ranks.largest([context.stopped])[0]:
             return "skipped"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -329,6 +330,15 @@ def test_a_loss_that_is_not_known_is_told_once() -> None:
         with pytest.raises(HookrunError, match="expected one number"):
             hooks.loss = torch.ones(2)
         assert len(hooks.records) == 1
+
+
+def test_a_trial_run_judges_nothing() -> None:
+    example = ((torch.ones(2, 3),), {})
+    spec = hook(of="loss", over={"steps": 1}, max=0, policy="error")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")  # an error would only end the trial with data
+        hookrun.compile(spec, nn.Sequential(nn.Linear(3, 2)), example=example)
+    assert [str(each.message) for each in caught] == []
 
 
 def test_units_that_change_in_number_are_an_error() -> None:

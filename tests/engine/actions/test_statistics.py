@@ -261,6 +261,7 @@ def test_an_empty_tensor_has_empty_lists() -> None:
         ([{"quantiles": []}], "of.0.quantiles", "at least 1"),
         ([{"counts": 5000}], "of.0.counts", "4096"),
         (["counts"], "of.0", "expected a mapping"),
+        (["mean", "histgram"], "of.1", "expected a mapping"),
         ([{"counts": 3, "entropy": {}}], "of.0", "give one of quantiles, histogram, counts, entropy"),
         ([{"quantiles": [0.1]}, {"quantiles": [0.2]}], "of", "quantiles is named twice"),
         (["entropy", {"entropy": {"of": "probabilities"}}], "of", "entropy is named twice"),

@@ -92,9 +92,13 @@ def test_noise_at_tokens_is_refused() -> None:
 
 def test_results_that_differ_are_named() -> None:
     loss = load_loss(Named(name="mse"))
-    plan = planned(seen={"action": "stats"}, kept={"action": "capture"})
+    plan = planned(seen={"action": "stats"}, kept={"action": "capture"}, finite={"action": "check"})
     told = "seen: stats reports each rank's own rows"
     assert list(differences(plan, Net(), loss, trains=False)) == [told]
+    checked = planned(mean={"action": "check", "of": "mean", "max": 1})
+    assert list(differences(checked, Net(), loss, trains=False)) == [
+        "mean: check reports each rank's own rows"
+    ]
     assert list(differences(plan, Net(), loss, trains=True)) == [
         "batch statistics are those of a rank's own rows: norm", "dropout draws other masks on each rank: drop", told
     ]  # fmt: skip
@@ -109,8 +113,11 @@ def test_the_plan_says_what_each_hook_sees() -> None:
         kept={"action": "capture"}, seen={"action": "stats"}, edit={"action": "scale", "factor": 2.0},
         checked={"action": "check"}, grad={"action": "stats", "hook": "grad"},
         frozen={"action": "freeze", "hook": "apply", "select": "norm"},
+        mean={"action": "check", "of": "mean", "max": 1},
+        loss={"action": "check", "of": "loss", "max_ratio": 2, "over": {"steps": 9}},
     )  # fmt: skip
     assert under_ranks(plan) == ("under ranks", {
+        "mean": "differs: own rows", "loss": "reduced, once",
         "kept": "all rows", "seen": "differs: own rows", "edit": "own rows", "checked": "own rows",
         "grad": "reduced, once", "frozen": "the same on each",
     })  # fmt: skip

@@ -166,6 +166,7 @@ HOOKS = {
     "gradient": "select: fc.bias, hook: grad, action: capture, priority: 2",
     "weight": "select: fc.weight, hook: optimizer_step_post, action: clamp, min: -0.1, max: 0.1, index: '0:3'",
     "checked": "select: conv2.weight, hook: grad, action: check",
+    "loss": "select: '', hook: forward, action: check, of: loss, over: {steps: 1}, max: 0, policy: warn",
 }
 
 

@@ -115,11 +115,22 @@ def test_the_last_hook_on_gradients_is_checked_in(precision: str, executed) -> N
         assert tensor.isfinite().all()
 
 
-def test_a_check_that_stops_comes_first(performed) -> None:
-    """Where a `check` hook asks for the end of the run, that is why it ends."""
-    check = {"select": "fc", "hook": "forward", "action": "check", "policy": "stop"}
+RULE = {"over": {"steps": 5}, "max_ratio": 10}
+
+
+@pytest.mark.parametrize("keys", [{}, {"of": "norm", **RULE}, {"of": "loss", **RULE}])
+def test_a_check_that_stops_comes_first(keys: dict[str, Any], performed) -> None:
+    """Where a `check` hook asks for the end of the run, that is why it ends; also a rule over steps."""
+    check = {"select": "fc", "hook": "forward", "action": "check", "policy": "stop", **keys}
     bad = {"select": "fc", "hook": "forward_pre", "action": "scale", "factor": 1e39}
     assert "hook 'c' on fc" in str(performed(train, task={"name": "train"}, hooks={"b": bad, "c": check}))
+
+
+def test_a_rule_over_steps_fails_before_the_step(performed) -> None:
+    check = {"select": "fc", "hook": "forward", "action": "check", "of": "norm", **RULE}
+    bad = {"select": "fc", "hook": "forward_pre", "action": "scale", "factor": 1e39}
+    with pytest.raises(hookrun.CheckFailed, match="norm is not finite, step 0"):
+        performed(train, task={"name": "train"}, hooks={"b": bad, "c": check})
 
 
 NAN = float("nan")
