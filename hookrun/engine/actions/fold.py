@@ -125,11 +125,6 @@ class Fold(FoldKeys, Action):
         return True
 
     @property
-    def by_call(self) -> bool:
-        """Samples that nobody numbers are numbered by forwards."""
-        return True
-
-    @property
     def by_label(self) -> bool:
         """Whether each label has its own numbers."""
         return self.by == "label"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -28,11 +30,18 @@ class SiteFolds(SiteRecords):
 
     fold: Folding | None = None
     _folded: str | None = None
+    _channels: tuple[Any, tuple[int, str]] | None = None
 
     def register_fold(self, folding: Folding) -> None:
         self.fold = folding
 
     def channels(self, rows: Tensor, dim: int | None) -> tuple[int, str]:
+        form = (self.current.path, rows.shape)
+        if self._channels is None or self._channels[0] != form:
+            self._channels = form, self._channels_of(rows, dim)
+        return self._channels[1]
+
+    def _channels_of(self, rows: Tensor, dim: int | None) -> tuple[int, str]:
         of_tokens = () if self.part is None else self.part.token_dims
         batch = self.batch.of(self.current.path) or 0
         dims = rows.dim() + len(of_tokens)
@@ -99,23 +108,27 @@ class SiteFolds(SiteRecords):
             return  # without data the model is being traced
         if plain is not values:
             raise ValueError("it cannot accumulate inside a transform of torch.func: fold outside of it")
-        rows = self._rows_seen(len(values))
-        positions = rows.positions if self.spec.keys.tokens is not None else None
-        labels = self._labels_of(rows.samples) if self.spec.action.by_label else None
-        keys = keys_of(rows.numbers, self.sink.split)
-        self.fold.add(SeenRows(values, keys, positions), units, places, labels)
+        tokens = self._tokens_seen()
+        positions = None if tokens is None else tokens.positions
+        samples = self._samples_seen(len(values)) if tokens is None else tokens.numbers
+        labels = self._labels_seen(len(values), tokens) if self.spec.action.by_label else None
+        seen = SeenRows(values, keys_of(samples, self.sink.split), positions)
+        self.fold.add(seen, units, places, labels)
 
-    def _rows_seen(self, count: int) -> TokenRows:
-        """The sample of each row that the action is given, and under `tokens` its token."""
+    def _tokens_seen(self) -> TokenRows | None:
+        """Under `tokens` the token of each row that the action is given."""
         current = self.current
-        matching = current.matching
-        if self.spec.keys.tokens is not None and current.chosen is not None:
-            rows = current.chosen.rows
-            return rows if matching is None else rows.at(matching)
+        if self.spec.keys.tokens is None or current.chosen is None:
+            return None
+        rows = current.chosen.rows
+        return rows if current.matching is None else rows.at(current.matching)
+
+    def _samples_seen(self, count: int) -> Tensor:
+        """[R] int64: the number of the sample of each row."""
+        matching = self.current.matching
         samples = self.clock.samples
         if samples is None:
             samples = self.sink.counted
-        places = torch.arange(count, device="cpu") if matching is None else matching
         if samples is None:
             if matching is not None:
                 raise ValueError(
@@ -124,18 +137,22 @@ class SiteFolds(SiteRecords):
             samples = self._numbered(count)
         elif matching is None and len(samples) != count:
             raise ValueError(f"the value has {count} rows, and the batch has {len(samples)} samples")
-        numbers = samples if matching is None else samples[places]
-        return TokenRows(places, numbers, numbers, numbers)
+        return samples if matching is None else samples[matching]
 
     def _numbered(self, count: int) -> Tensor:
         """The numbers of rows that nobody has numbered: on from those of the last forward."""
         assert self.fold is not None
         if self.call == 0:
             self.fold.rows += count
-        return torch.arange(self.fold.rows - count, self.fold.rows, device="cpu")
+        return torch.from_numpy(np.arange(self.fold.rows - count, self.fold.rows))
 
-    def _labels_of(self, places: Tensor) -> Tensor:
+    def _labels_seen(self, count: int, tokens: TokenRows | None) -> Tensor:
         """[R] int64: the label of the sample of each row."""
+        places = self.current.matching
+        if tokens is not None:
+            places = tokens.samples
+        if places is None:
+            places = torch.arange(count, device="cpu")
         labels = self.clock.labels
         if labels is None or len(labels) <= int(places.max()):
             raise ValueError(

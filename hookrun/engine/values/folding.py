@@ -19,9 +19,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from threading import Lock
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,7 +31,7 @@ from hookrun.engine.values import largest
 from hookrun.engine.values.containers import rebuild
 from hookrun.engine.values.folded import COUNT, COV, MEAN, QUANTILES, SPLITS, TOP, Folded
 from hookrun.engine.values.sketch import HALF, Sketch
-from hookrun.engine.values.tensors import on_device
+from hookrun.engine.values.tensors import in_numpy, on_device
 
 MOST_BYTES = 2**29
 """What a fold may hold at one module, all its labels together."""
@@ -38,9 +40,6 @@ MOST_LABELS = 1000
 
 _BLOCK = 2**22
 """Elements whose deviations from their mean are computed at a time."""
-
-_CACHED = 2**18
-"""Elements that the CPU adds up at a time: their copies in float64 stay in the cache."""
 
 Sums = Mapping[str, Any]
 
@@ -67,17 +66,31 @@ class SeenRows:
 
 def keys_of(samples: Tensor, split: str | None) -> Tensor:
     """[R] int64: one number for each sample of each split, in the order of the samples."""
-    return samples * len(SPLITS) + SPLITS.index(split or "")
+    return torch.from_numpy(samples.numpy() * len(SPLITS) + SPLITS.index(split or ""))
+
+
+def _total(values: Tensor) -> Tensor:
+    """[U], the sum of rows [R, U, P] in float64."""
+    if not values.is_cpu:
+        return values.double().sum((0, 2))
+    with np.errstate(invalid="ignore"):  # inf - inf
+        # a few at a time are converted, which stay in the cache
+        return torch.from_numpy(np.add.reduce(in_numpy(values), (0, 2), np.float64))
+
+
+def _blocks(values: Tensor) -> Sequence[Tensor]:
+    """Rows whose copies in float64 do not take too much memory."""
+    size = max(_BLOCK // prod(values.shape[1:]), 1)
+    return values.split(size) if len(values) > size else [values]
 
 
 def _moments(values: Tensor, *, has_products: bool) -> Sums:
     """Count, sum and products of rows."""
-    values = values.double()
-    count = values[:, 0].numel()
-    total = values.sum((0, 2))
+    count = len(values) * values.shape[2]
+    total = _total(values)
     moments: dict[str, Any] = {"count": count, "sum": total}
     if has_products:
-        apart = values.movedim(1, 0).flatten(1)
+        apart = values.double().movedim(1, 0).flatten(1)
         apart = apart - total[:, None] / count
         moments["products"] = apart @ apart.T
     return moments
@@ -115,9 +128,9 @@ def _merged_levels(one: Sums, levels: Sequence[Tensor]) -> dict[str, Any]:
 def _settled(sums: Sums) -> Sums:
     """The same, of which nothing waits."""
     settled = dict(sums)
-    waiting = settled.pop("waiting", ())
-    if waiting:
-        settled["top"] = largest.settled(settled["top"], waiting)
+    waiting = settled.pop("waiting", None)
+    if waiting is not None and waiting.count:
+        settled["top"] = largest.settled(settled["top"], [waiting.filled()])
     return settled
 
 
@@ -169,11 +182,10 @@ def _with_rows(before: Sums, seen: SeenRows) -> Sums:
     values = seen.values
     sums = dict(before)
     has_products = "products" in before
-    block = _CACHED if values.is_cpu and not has_products else _BLOCK
-    for rows in values.split(max(block // values[0].numel(), 1)):
+    for rows in _blocks(values):
         sums |= _merged_moments(sums, _moments(rows, has_products=has_products))
     if "top" in before:
-        waiting = before.get("waiting", ())
+        waiting = before.get("waiting")
         top, waiting = largest.with_rows(before["top"], waiting, values, seen.keys, seen.positions)
         sums |= {"top": top, "waiting": waiting}
     if "levels" in before:

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from hookrun.engine.values.tensors import on_device
+from hookrun.engine.values.tensors import in_numpy, on_device
 
 _NO_KEY = 2**62
 """Greater than the key of any sample."""
@@ -21,14 +25,59 @@ _NO_KEY = 2**62
 _EMPTY = (-math.inf, _NO_KEY, -1)
 """Value, key and position of a place that is still empty."""
 
-_BLOCK = 32
-"""Rows that are passed over together if their largest value is too small: at most so many, and a multiple of 4."""
-
-_MOST_WAITING = 64
-"""Batches of which something waits."""
+_BLOCK = 8
+"""Rows that are passed over together if their largest value is too small: at most so many."""
 
 Columns = Sequence[Tensor]
 """Values, keys and positions; of what waits also, in front of them, units: each [n]."""
+
+Array = NDArray[Any]
+
+
+@dataclass(slots=True)
+class Waiting:
+    """What may be among the largest and is not sorted in yet.
+
+    least:      [U], values that are below these are not among the largest
+    least_keys: [U], nor are equal ones whose keys are not below these
+    columns:    with room for as many as there are places for the largest; new memory for each batch would lie between
+                the outputs of modules, and keep the memory of those from being used again
+    count:      how many wait
+    """
+
+    least: Array
+    least_keys: Array
+    columns: Columns
+    count: int = 0
+
+    @classmethod
+    def behind(cls, top: Columns) -> Waiting:
+        """Nothing yet, behind these largest ones."""
+        values, keys, positions = [torch.empty_like(column).flatten() for column in top]
+        return cls(*_least_of(top), [torch.empty_like(keys), values, keys, positions])
+
+    def with_more(self, top: Columns, entering: Columns) -> Columns:
+        """The largest, after these wait too; if there is no room for them, all have been sorted in."""
+        count = self.count + len(entering[0])
+        if count > len(self.columns[0]) or entering[1].dtype != self.columns[1].dtype:
+            top = settled(top, [self.filled(), entering])
+            self.least, self.least_keys = _least_of(top)
+            self.count = 0
+            return top
+        for column, new in zip(self.columns, entering, strict=True):
+            column[self.count : count] = new
+        self.count = count
+        return top
+
+    def filled(self) -> Columns:
+        """What waits."""
+        return [column[: self.count] for column in self.columns]
+
+
+def _least_of(top: Columns) -> tuple[Array, Array]:
+    """What has to be reached after these: values and keys."""
+    values, keys, _ = top
+    return _without_nan(in_numpy(values[:, -1])), keys[:, -1].numpy()
 
 
 def none_of(values: Tensor, most: int) -> list[Tensor]:
@@ -46,47 +95,54 @@ def is_empty(keys: Tensor) -> Tensor:
 
 
 def with_rows(
-    top: Columns, waiting: Sequence[Columns], values: Tensor, keys: Tensor, positions: Tensor | None
-) -> tuple[Columns, Sequence[Columns]]:
+    top: Columns, waiting: Waiting | None, values: Tensor, keys: Tensor, positions: Tensor | None
+) -> tuple[Columns, Waiting | None]:
     """The largest and what waits, together with rows; see `SeenRows`."""
+    if positions is not None:
+        positions = positions.unsqueeze(1).expand(len(values), values.shape[2])
     values, keys, positions = _by_sample(values, keys, positions)
     best = values.amax(2) if values.shape[2] > 1 else values.squeeze(2)
     if not best.is_cpu:
         places = values.argmax(2)
-        positions = on_device(positions, best.device).gather(1, places)
+        positions = on_device(_positions(positions, values), best.device).gather(1, places)
         keys = on_device(keys, best.device)
         of_units = best.T
-        rows_of_units = [of_units, keys.expand(of_units.shape), positions.T]
-        return merged(top, rows_of_units), waiting
-    rows, units = _entering(top, best, keys)
+        return merged(top, [of_units, keys.expand(of_units.shape), positions.T]), waiting
+    waiting = waiting or Waiting.behind(top)
+    rows, units = _entering(waiting, top[0].shape[1], in_numpy(best), keys.numpy())
     if not len(rows):
         return top, waiting
-    places = values[rows, units].argmax(1)
-    entering = (units, best[rows, units], keys[rows], positions[rows, places])
-    waiting = [*waiting, entering]
-    count = sum(len(columns[0]) for columns in waiting)
-    if len(waiting) < _MOST_WAITING and count < top[0].numel():
-        return top, waiting
-    return settled(top, waiting), []
+    largest, places = values[rows, units].max(1)
+    positions = places if positions is None else positions[rows, places]
+    return waiting.with_more(top, [units, largest, keys[rows], positions]), waiting
 
 
-def _by_sample(values: Tensor, keys: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """[S, U, P], a row for each sample, with the places of all its rows; [S], the keys; [S, P], the positions."""
-    places = values.shape[2]
-    if positions is None:
-        positions = torch.arange(places, device="cpu").expand(len(values), places)
-    else:
-        positions = positions.unsqueeze(1).expand(len(values), places)
-    if bool((keys.diff() > 0).all()):  # faster than to sort them
+def _by_sample(
+    values: Tensor, keys: Tensor, positions: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """[S, U, P], a row for each sample, with the places of all its rows; [S], the keys; [S, P], the positions.
+
+    positions: [R, P]; None: the places
+    """
+    in_order = keys.numpy()
+    if (in_order[1:] > in_order[:-1]).all():  # faster than to sort them
         return values, keys, positions
     samples, sample_of = keys.unique(return_inverse=True)
     if len(samples) == len(keys):
         return values, keys, positions
     sample_of, order = sample_of.sort(stable=True)
-    positions = _by_group(positions[order], sample_of, -1)
+    grouped = _by_group(_positions(positions, values)[order], sample_of, -1)
     order = on_device(order, values.device)
     values = _by_group(values[order], sample_of, -math.inf)
-    return values.movedim(1, 2).flatten(2), samples, positions.flatten(1)
+    return values.movedim(1, 2).flatten(2), samples, grouped.flatten(1)
+
+
+def _positions(positions: Tensor | None, values: Tensor) -> Tensor:
+    """[R, P]: the positions; without them the places."""
+    rows, _, places = values.shape
+    if positions is None:
+        return torch.arange(places, device="cpu").expand(rows, places)
+    return positions
 
 
 def _by_group(x: Tensor, groups: Tensor, fill: float) -> Tensor:
@@ -105,59 +161,51 @@ def _by_group(x: Tensor, groups: Tensor, fill: float) -> Tensor:
     return found
 
 
-def _entering(top: Columns, best: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+def _entering(waiting: Waiting, most: int, best: Array, keys: Array) -> Columns:
     """Row and unit of the values [S, U] that may be among the largest; those of a unit in the order of rows."""
-    largest, largest_keys, _ = top
-    most = largest.shape[1]
-    least = _least(largest[:, -1])
-    least_key = largest_keys[:, -1]
-    may_be_tied = bool((keys.min() < least_key).any())
+    least, least_keys = waiting.least, waiting.least_keys
     size = _block_size(len(best), most)
-    in_blocks = best.unflatten(0, (-1, size))
-    blocks = in_blocks.amax(1)
-    stays_below = torch.lt if may_be_tied else torch.le  # neither holds for NaN
+    in_blocks = best.reshape(-1, size, best.shape[1])
+    blocks = np.maximum.reduce(in_blocks, 1)
+    may_be_tied = keys.min() < least_keys.max()
+    stays_below = np.less if may_be_tied else np.less_equal  # neither holds for NaN
     block, units = _where_not(stays_below(blocks, least))
-    are_many = len(units) > largest.numel()
+    are_many = len(units) > most * len(least)
     if are_many and len(blocks) >= most:  # they rule out each other
-        of_blocks = blocks.topk(most, 0).values
-        least_here = _least(of_blocks[-1])
-        least_key = least_key.where(least_here <= least, _NO_KEY)
-        least = least.maximum(least_here)
+        of_blocks = _without_nan(np.partition(blocks, -most, axis=0)[-most])
+        least_keys = np.where(of_blocks <= least, least_keys, _NO_KEY)
+        least = np.maximum(of_blocks, least)
         may_be_tied = True
-        stays_below = torch.lt
+        stays_below = np.less
         block, units = _where_not(blocks < least)
-    if not len(units):
-        return block, units
-    values = in_blocks[block, :, units]
-    place, number = _where_not(stays_below(values, least[units, None]))
+    place, number = _where_not(stays_below(in_blocks[block, :, units], least[units, None]))
     rows = block[place] * size + number
     units = units[place]
     if may_be_tied:
         is_tied = best[rows, units] == least[units]
-        is_later = keys[rows] >= least_key[units]
-        enters = (is_tied & is_later).logical_not_()
+        is_later = keys[rows] >= least_keys[units]
+        enters = ~(is_tied & is_later)
         rows = rows[enters]
         units = units[enters]
-    return rows, units
+    return torch.from_numpy(rows), torch.from_numpy(units)
 
 
 def _block_size(rows: int, most: int) -> int:
     """How many rows make a block: they divide the rows, and where they can leave `most` blocks."""
-    rows_of_each = rows // most
-    largest = min(_BLOCK, rows_of_each - rows_of_each % 4)
-    for size in range(largest, 0, -4):
+    for size in range(min(_BLOCK, rows // most), 1, -1):
         if rows % size == 0:
             return size
     return 1
 
 
-def _least(values: Tensor) -> Tensor:
-    """What a value has to reach that may not be below these. Nothing is above NaN."""
-    return values.nan_to_num(math.inf, math.inf, -math.inf)
+def _where_not(is_below: Array) -> tuple[Array, ...]:
+    """Rows and columns of what is not below."""
+    return np.divmod(np.flatnonzero(~is_below), is_below.shape[1])
 
 
-def _where_not(is_below: Tensor) -> tuple[Tensor, ...]:
-    return is_below.logical_not_().nonzero(as_tuple=True)
+def _without_nan(values: Array) -> Array:
+    """The same as bounds: nothing is above NaN."""
+    return np.where(np.isnan(values), math.inf, values)
 
 
 def settled(top: Columns, waiting: Sequence[Columns]) -> list[Tensor]:

@@ -8,6 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import Tensor, device, dtype
 
 
@@ -161,6 +162,12 @@ def computable(tensor: Tensor) -> Tensor:
     if tensor.dtype is torch.float32 or is_float8(tensor):
         return tensor.float()
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def in_numpy(x: Tensor) -> NDArray[Any]:
+    """The numbers of a tensor on the CPU; those of fewer than 32 bits as float32, since NumPy lacks some of them."""
+    wide = x.float() if x.itemsize < 4 else x
+    return wide.numpy(force=True)  # without a negative bit
 
 
 def widened(x: Tensor) -> Tensor:
