@@ -388,15 +388,16 @@ class Halves:
     """An observer in two halves, of which a compiled graph can contain the first one.
 
     measure: tensor -> tensors [n] float64; a function of tensors alone, which can be traced
-    reading: called when a graph has run: a function (how a record begins, all numbers) -> the records of this firing,
-             when they are read
-    report:  instead of it, all numbers in one tensor -> None; called when a graph has run
+    records: how a record begins, all numbers -> the records of a firing, when they are read
+    reading: instead of it, called when a graph has run: `records` of this firing
+    report:  instead of both, all numbers in one tensor -> None; called when a graph has run
     count:   how many numbers there are of a tensor that has elements; None: that depends on its shape
     needs:   statistics of lanes from which the numbers of a tensor follow, see `lanes`; none: they do not
     finish:  tensors that are known by these -> their numbers: for each number a tensor [R]
     """
 
     measure: Callable[[Tensor], list[Tensor]]
+    records: Reading | None = None
     reading: Callable[[], Reading] | None = None
     report: Callable[[Tensor], None] | None = None
     count: int | None = None

@@ -13,7 +13,7 @@ from pydantic import Tag as Kind
 
 from hookrun.engine.actions.base import Action, Edit, Halves, HookSite, Reading
 from hookrun.engine.actions.fields import Count, Finite, Number, OneOf, Policy, check_order
-from hookrun.engine.actions.lanes import TensorsOfLanes, needs_of
+from hookrun.engine.actions.lanes import EXTREMES, TensorsOfLanes, needs_of
 from hookrun.engine.actions.rules import Rules
 from hookrun.engine.actions.statistics import (
     INTEGER,
@@ -230,10 +230,9 @@ class Check(Action):
         def reading() -> Reading:
             return partial(_judged, rules, policy, site.about_check())
 
-        judges_later = self.over is None
-        halves = Halves(
-            measure, reading if judges_later else None, None if judges_later else site.judging(rules)
-        )
+        halves = Halves(measure, reading=reading)
+        if self.over is not None:
+            halves = Halves(measure, report=site.judging(rules))
         if self.dim is not None or of in _ON:
             return halves
         wanted = statistic(of)
@@ -276,7 +275,7 @@ class Check(Action):
 
             return records
 
-        return Halves(measure, reading, count=3, needs=("min", "max"), finish=finish)
+        return Halves(measure, reading=reading, count=3, needs=EXTREMES, finish=finish)
 
     @property
     def not_in_graph(self) -> str | None:
@@ -337,7 +336,10 @@ def _within(
     if x.is_complex():
         x = x.abs()
     wide = widened(x)
-    least, largest = extremes_in_graph(wide) if torch.compiler.is_compiling() else wide.aminmax()
+    if torch.compiler.is_compiling():
+        least, largest = extremes_in_graph(wide, range(wide.dim()))
+    else:
+        least, largest = wide.aminmax()
     dtype = x.dtype if x.dtype in low else torch.float32
     return (least >= low[dtype]) & (largest <= high[dtype]), least, largest
 

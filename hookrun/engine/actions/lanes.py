@@ -36,15 +36,17 @@ NEEDS: Mapping[str, tuple[str, ...]] = {
     "std": _AROUND_FIRST,
     "var": _AROUND_FIRST,
     "norm": _AROUND_FIRST,
-    "min": ("min",),
+    "min": ("negative_max",),
     "max": ("max",),
-    "abs_max": ("min", "max"),
+    "abs_max": ("negative_max", "max"),
     "abs_mean": ("abs_mean",),
     "zeros": ("others",),
     "nans": ("nans",),
     "infs": ("infs",),
 }
 """Statistic of a tensor -> the statistics of its lanes that it follows from; the others are measured as a whole."""
+
+EXTREMES = ("negative_max", "max")
 
 LaneNumbers = Mapping[str, "Tensor"]
 """Statistics of the lanes of a tensor, which are as many numbers as it has lanes."""
@@ -94,11 +96,15 @@ class Lanes:
         return {name: rows[name] for name in names}
 
 
-def lanes_of(x: Tensor) -> Lanes | None:
-    """The lanes of a tensor; None: it is not parted into lanes, because of its device, dtype, size or shape."""
+def lanes_of(x: Tensor, names: Sequence[str]) -> Lanes | None:
+    """The lanes of a tensor for some statistics; None: it is measured as a whole."""
     import torch
 
     if not (x.is_cpu and x.dtype is torch.float32 and all(isinstance(size, int) for size in x.shape)):
+        return None
+    if x.dim() > 3 and set(names).issubset(
+        EXTREMES
+    ):  # a compiler computes them in the loops of the next layer
         return None
     lanes = _lanes(tuple(x.shape)) if x.numel() >= LEAST_ELEMENTS else None
     if lanes is None or not 1 < lanes.count <= MOST_LANES or lanes.length < WIDTH:
@@ -148,7 +154,7 @@ class TensorsOfLanes(Rows):
         **DEFINITIONS,
         "center": lambda rows: _center(rows),
         "moments": lambda rows: _moments(rows),
-        "min": lambda rows: rows.lanes["min"].amin(-1),
+        "min": lambda rows: -rows.lanes["negative_max"].amax(-1),
         "max": lambda rows: rows.lanes["max"].amax(-1),
         "abs_mean": lambda rows: rows.lanes["abs_mean"].mean(-1),
         "others": lambda rows: rows.lanes["others"].sum(-1),

@@ -132,9 +132,10 @@ class Stats(Action):
         read = partial(_records_of, wanted, self.dim)
         measure = partial(_columns, wanted, self.dim)
         if self.dim is not None:
-            return Halves(measure, lambda: read)
+            return Halves(measure, read)
         count = _may_be_integers(wanted) + count_of(wanted)
-        return Halves(measure, lambda: read, None, count, needs_of(wanted), partial(_finished, wanted))
+        finish = partial(_finished, wanted)
+        return Halves(measure, read, count=count, needs=needs_of(wanted), finish=finish)
 
 
 def _may_be_integers(wanted: Sequence[Wanted]) -> bool:

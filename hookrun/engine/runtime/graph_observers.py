@@ -172,12 +172,23 @@ class _Reported:
     """A firing among all that a graph gives in one call.
 
     tensors: of each tensor that it sees, the first values of RECORD_KEYS and where its numbers begin and end
-    reading: see `Halves`; None: its numbers are reported when the graph has run
     """
 
     firing: _Firing
     tensors: Sequence[tuple[tuple[str, ...], int, int]]
-    reading: Callable[[], Reading] | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """What a graph gives in one call.
+
+    sites: of the firings
+    seen:  what makes their records, if it is the same each time, and none of them ever rests
+    """
+
+    firings: Sequence[_Reported]
+    sites: Sequence[HookSite]
+    seen: Sequence[_Seen]
 
 
 Span = tuple[int, int]
@@ -222,6 +233,7 @@ class GraphObservers:
 
     token: [] int64 on the CPU, the number of this object; graphs do not have the number, so that they can be cached
     any:   there are observers that a graph can contain
+    is_cleared: the hooks are removed
     forward_begins: called by a graph where a forward of the model begins, see `calling`
 
     refuse_export: raises CompileError with what an exported program cannot contain
@@ -238,10 +250,11 @@ class GraphObservers:
         self._sink = sink
         self._observers: list[Observer] = []
         self._firings: list[_Firing] = []
-        self._reported: dict[tuple[tuple[int, ...], tuple[int, ...]], list[_Reported]] = {}
+        self._given: dict[tuple[tuple[int, ...], tuple[int, ...]], _Given] = {}
         self._calls = Counter[HookSite]()
         self._unread = 0
         self._trace: object = None
+        self.is_cleared = False
         _open[self.key] = self
 
     def add(self, site: HookSite) -> Op:
@@ -280,11 +293,12 @@ class GraphObservers:
 
     def clear(self) -> None:
         """The hooks are removed: graphs that refer to them give nothing any more."""
+        self.is_cleared = True
         for observer in self._observers:
             vars(observer).clear()  # its functions refer to it
         self._observers.clear()
         self._firings.clear()
-        self._reported.clear()
+        self._given.clear()
         self._calls.clear()
         _open.pop(self.key, None)
 
@@ -317,46 +331,68 @@ class GraphObservers:
             if firing.observer.fires(firing):
                 firing.observer.receive(number, firing, tensors)
 
-    def receive_numbers(self, given: Tensor, firings: Sequence[int], lengths: Sequence[int]) -> None:
+    def receive_numbers(self, numbers: Tensor, firings: Sequence[int], lengths: Sequence[int]) -> None:
         """Let hooks report numbers, or record them later. lengths: how many there are of each tensor, in order"""
         key = tuple(firings), tuple(lengths)
-        reported = self._reported.get(key)
-        if reported is None:
-            if len(self._reported) == MOST_FORMS:
-                self._reported.clear()
-            reported = self._reported[key] = self._reports(firings, spans_of(lengths))
-        self._report(reported, given.clone())  # the graph uses its memory again
+        given = self._given.get(key)
+        if given is None:
+            if len(self._given) == MOST_FORMS:
+                self._given.clear()
+            given = self._given[key] = self._given_by(firings, spans_of(lengths))
+        self._report(given, numbers.clone())  # the graph uses its memory again
 
     def receiving(self, firings: Sequence[int], spans: Sequence[Span]) -> Callable[[Tensor], None]:
         """As `receive_numbers`, for the last output of a graph. spans: of each tensor, in the order of the firings"""
-        reported = self._reports(firings, spans)
-        is_open = _open.__contains__
-        key = self.key
+        given = self._given_by(firings, spans)
 
         def receive(numbers: Tensor) -> None:
-            if is_open(key):
-                self._report(reported, numbers)
+            if not self.is_cleared:
+                self._report(given, numbers)
 
         return receive
 
-    def _reports(self, firings: Sequence[int], spans: Iterable[Span]) -> list[_Reported]:
+    def _given_by(self, firings: Sequence[int], spans: Iterable[Span]) -> _Given:
         reported: list[_Reported] = []
+        seen: list[_Seen] = []
         following = iter(spans)
         for number in firings:
             firing = self._firings[number]
             tensors = [(about, *next(following)) for about in firing.places.values()]
-            reported.append(_Reported(firing, tensors, firing.observer.reading))
-        return reported
+            reported.append(_Reported(firing, tensors))
+            records = firing.observer.records
+            if records is not None and tensors and not firing.observer.may_rest:
+                seen.append((reported[-1], records))
+        sites = [each.firing.observer.site for each in reported]
+        return _Given(reported, sites, seen if len(seen) == len(reported) else ())
 
-    def _report(self, reported: Sequence[_Reported], numbers: Tensor) -> None:
+    def _report(self, given: _Given, numbers: Tensor) -> None:
         """Count firings, and let hooks report the numbers or record them later."""
-        if repeating() is not None and reported[0].firing.observer.is_forward:
+        if repeating() is not None and given.firings[0].firing.observer.is_forward:
             return
-        training = self.clock.model.training
         muted = self._sink.muted
-        seen: list[_Seen] = []  # few objects: the garbage collector counts them
         policy = ""
-        for each in reported:
+        if given.seen and not muted:
+            seen = given.seen
+            for site in given.sites:
+                site.fired += 1
+        else:
+            seen, policy = self._seen(given, numbers, muted=muted)
+        if not seen:
+            return
+        clock = self.clock
+        time = clock.mode, clock._epoch, clock._step
+        self._sink.emit_together(numbers, policy, partial(_records_of, time, seen))
+        self._unread += numbers.numel()
+        if self._unread > MOST_UNREAD:
+            self._unread = 0
+            self._sink.settle()
+
+    def _seen(self, given: _Given, numbers: Tensor, *, muted: bool) -> tuple[list[_Seen], str]:
+        """Count the firings that do not rest; those that record their numbers later, and the strictest policy."""
+        training = self.clock.model.training
+        seen: list[_Seen] = []
+        policy = ""
+        for each in given.firings:
             firing = each.firing
             observer = firing.observer
             if observer.may_rest and not observer.is_due(training):
@@ -367,24 +403,14 @@ class GraphObservers:
                 continue
             if muted:
                 continue
-            if each.reading is not None:
-                seen.append((each, each.reading()))
+            reading = observer.reading
+            if reading is not None:
+                seen.append((each, reading))
                 policy = observer.policy or policy
                 continue
             for path, (_, begin, end) in zip(firing.places, each.tensors, strict=True):
                 observer.report(firing, path, numbers[begin:end])
-        if not seen:
-            return
-        clock = self.clock
-        time = clock.mode, clock.epoch, clock.step
-        first, _ = seen[0]
-        start = (*first.tensors[0][0], *time, first.firing.call)  # of all; each record has its own
-        judge = partial(_records_of, time, seen)
-        self._sink.emit(start, {"numbers": numbers, "judge": judge, "policy": policy})
-        self._unread += len(numbers)
-        if self._unread > MOST_UNREAD:
-            self._unread = 0
-            self._sink.settle()
+        return seen, policy
 
 
 class Observer:
@@ -497,7 +523,9 @@ class Observer:
     def lanes_of(self, x: Tensor) -> Lanes | None:
         """The lanes by which a tensor is measured; None: it is measured as a whole."""
         assert self._halves is not None
-        return lanes_of(x) if self._halves.needs and self.site.part is None else None
+        if not self._halves.needs or self.site.part is not None:
+            return None
+        return lanes_of(x, self._halves.needs)
 
     def in_lanes(self, x: Tensor, lanes: Lanes) -> LaneNumbers:
         """Statistics of the lanes of a tensor."""
@@ -513,9 +541,17 @@ class Observer:
     # ---- while the graph runs ------------------------------------------------------------------------------------
 
     @property
-    def reading(self) -> Callable[[], Reading] | None:
-        """What reads its numbers later; None: it reports them when the graph has run."""
-        return None if self._halves is None else self._halves.reading
+    def records(self) -> Reading | None:
+        """What makes records of its numbers, if it is the same each time."""
+        return None if self._halves is None else self._halves.records
+
+    @property
+    def reading(self) -> Reading | None:
+        """What makes records of its numbers of this firing; None: it reports them when the graph has run."""
+        halves = self._halves
+        if halves is None or halves.reading is None:
+            return self.records
+        return halves.reading()
 
     def is_due(self, training: bool) -> bool:
         """Whether its schedule holds now."""

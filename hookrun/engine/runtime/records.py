@@ -128,9 +128,18 @@ class RecordSink(Sink):
         if not isinstance(data, Measured):
             record = self._taken(start, data, show=show)
         if record is not None:
-            self._pending.append(record)
-            if len(self._pending) > MOST_PENDING:
-                self.settle()
+            self._wait(record)
+
+    def emit_together(self, numbers: Tensor, policy: str, judge: Callable[[Mapping[str, Any]], Any]) -> None:
+        """Take the numbers of several firings, which hold values, of which `judge` makes records when they are read."""
+        if not self.muted:
+            self._may_fail |= policy == "error"
+            self._wait({"numbers": numbers, "judge": judge})
+
+    def _wait(self, record: dict[str, Any] | Waiting) -> None:
+        self._pending.append(record)
+        if len(self._pending) > MOST_PENDING:
+            self.settle()
 
     def _taken(self, start: tuple[Any, ...], data: Mapping[str, Any], *, show: bool) -> dict[str, Any] | None:
         """The record, printed if it is to be shown; None if the model is being traced."""

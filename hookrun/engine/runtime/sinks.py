@@ -48,6 +48,12 @@ class Sink:
         start: the values of RECORD_KEYS, with which the record begins
         """
 
+    def emit_together(self, numbers: Tensor, policy: str, judge: Callable[[Mapping[str, Any]], Any]) -> None:
+        """Take the numbers of several firings, of which `judge` makes records when they are read.
+
+        policy: `error` if one of them is of a check with this policy
+        """
+
     def settle(self) -> None:
         """Read the tensors of pending records."""
 
