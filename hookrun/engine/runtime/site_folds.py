@@ -30,6 +30,7 @@ class SiteFolds(SiteRecords):
 
     fold: Folding | None = None
     _folded: str | None = None
+    _last_call: int | None = None
     _channels: tuple[Any, tuple[int, str]] | None = None
 
     def register_fold(self, folding: Folding) -> None:
@@ -140,9 +141,14 @@ class SiteFolds(SiteRecords):
         return samples if matching is None else samples[matching]
 
     def _numbered(self, count: int) -> Tensor:
-        """The numbers of rows that nobody has numbered: on from those of the last forward."""
+        """The numbers of rows that nobody has numbered: on from those of the last forward.
+
+        The calls of a module in a forward see the same rows; a backward pass comes to the last one first.
+        """
         assert self.fold is not None
-        if self.call == 0:
+        last = self._last_call
+        self._last_call = self.call
+        if last is None or (self.call <= last if self.hook_type.phase == "forward" else self.call >= last):
             self.fold.rows += count
         return torch.from_numpy(np.arange(self.fold.rows - count, self.fold.rows))
 

@@ -163,6 +163,27 @@ def test_a_number_for_each_sample_is_one_element() -> None:
     assert fold.top.samples.tolist() == [[5, 4]]
 
 
+@pytest.mark.parametrize("hook", ["forward", "output_grad"])
+def test_the_calls_of_a_forward_see_the_same_rows(hook: str) -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Identity()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(self.inner(x * 1) * 2)
+
+    weights = torch.rand(3, 4, 2)
+    model = Twice()
+    fold = {"select": "inner", "hook": hook, "action": "fold", "of": [{"top": 12}], "dim": 1}
+    with hookrun.hooked(model, {"hooks": {"f": fold}}) as hooks:
+        for weight in weights:
+            x = weight.clone().requires_grad_()
+            (model(x) * weight).sum().backward()
+    expected = weights.flatten(0, 1).argsort(0, descending=True)
+    assert torch.equal(hooks.folds["f"]["inner"].top.samples, expected.T)
+
+
 def test_index_and_data_choose_what_is_folded() -> None:
     x = torch.randn(12, 4)
     assert_close(folded([x], index=":, 1:3", of="mean").mean, x[:, 1:3].double().mean(0))
