@@ -391,7 +391,7 @@ class Halves:
     records: how a record begins, all numbers -> the records of a firing, when they are read
     reading: instead of it, called when a graph has run: `records` of this firing
     report:  instead of both, all numbers in one tensor -> None; called when a graph has run
-    count:   how many numbers there are of a tensor that has elements; None: that depends on its shape
+    count:   shape of a tensor that has elements -> how many numbers there are; None: only the graph knows
     needs:   statistics of lanes from which the numbers of a tensor follow, see `lanes`; none: they do not
     finish:  tensors that are known by these -> their numbers: for each number a tensor [R]
     """
@@ -400,7 +400,7 @@ class Halves:
     records: Reading | None = None
     reading: Callable[[], Reading] | None = None
     report: Callable[[Tensor], None] | None = None
-    count: int | None = None
+    count: Callable[[Sequence[int]], int | None] = lambda shape: None
     needs: tuple[str, ...] = ()
     finish: Callable[[Any], Sequence[Tensor]] | None = None
 

@@ -21,6 +21,7 @@ from hookrun.engine.actions.statistics import (
     Options,
     Statistic,
     columns_of,
+    count_along,
     extremes_in_graph,
     kind_of,
     require_dim,
@@ -230,13 +231,13 @@ class Check(Action):
         def reading() -> Reading:
             return partial(_judged, rules, policy, site.about_check())
 
-        halves = Halves(measure, reading=reading)
+        halves = Halves(measure, reading=reading, count=partial(count_along, self.dim, 1))
         if self.over is not None:
-            halves = Halves(measure, report=site.judging(rules))
+            halves = replace(halves, reading=None, report=site.judging(rules))
         if self.dim is not None or of in _ON:
             return halves
         wanted = statistic(of)
-        return replace(halves, count=1, needs=needs_of([wanted]), finish=lambda rows: [wanted.define(rows)])
+        return replace(halves, needs=needs_of([wanted]), finish=lambda rows: [wanted.define(rows)])
 
     def _halves_of_elements(self, site: HookSite) -> Halves:
         import torch
@@ -275,7 +276,7 @@ class Check(Action):
 
             return records
 
-        return Halves(measure, reading=reading, count=3, needs=EXTREMES, finish=finish)
+        return Halves(measure, reading=reading, count=lambda shape: 3, needs=EXTREMES, finish=finish)
 
     @property
     def not_in_graph(self) -> str | None:

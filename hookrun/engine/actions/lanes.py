@@ -40,13 +40,14 @@ NEEDS: Mapping[str, tuple[str, ...]] = {
     "max": ("max",),
     "abs_max": ("negative_max", "max"),
     "abs_mean": ("abs_mean",),
-    "zeros": ("others",),
+    "zeros": ("nonzeros",),
     "nans": ("nans",),
     "infs": ("infs",),
 }
 """Statistic of a tensor -> the statistics of its lanes that it follows from; the others are measured as a whole."""
 
 EXTREMES = ("negative_max", "max")
+"""What the smallest and the largest elements follow from, see `extremes_in_graph`."""
 
 LaneNumbers = Mapping[str, "Tensor"]
 """Statistics of the lanes of a tensor, which are as many numbers as it has lanes."""
@@ -102,10 +103,8 @@ def lanes_of(x: Tensor, names: Sequence[str]) -> Lanes | None:
 
     if not (x.is_cpu and x.dtype is torch.float32 and all(isinstance(size, int) for size in x.shape)):
         return None
-    if x.dim() > 3 and set(names).issubset(
-        EXTREMES
-    ):  # a compiler computes them in the loops of the next layer
-        return None
+    if x.dim() > 3 and set(names).issubset(EXTREMES):
+        return None  # a compiler computes them in the loops of the next layer
     lanes = _lanes(tuple(x.shape)) if x.numel() >= LEAST_ELEMENTS else None
     if lanes is None or not 1 < lanes.count <= MOST_LANES or lanes.length < WIDTH:
         return None
@@ -157,7 +156,7 @@ class TensorsOfLanes(Rows):
         "min": lambda rows: -rows.lanes["negative_max"].amax(-1),
         "max": lambda rows: rows.lanes["max"].amax(-1),
         "abs_mean": lambda rows: rows.lanes["abs_mean"].mean(-1),
-        "others": lambda rows: rows.lanes["others"].sum(-1),
+        "nonzeros": lambda rows: rows.lanes["nonzeros"].sum(-1),
         "nans": lambda rows: rows.lanes["nans"].sum(-1),
         "infs": lambda rows: rows.lanes["infs"].sum(-1),
     }

@@ -219,6 +219,18 @@ def count_of(of: Iterable[Statistic]) -> int:
     return sum(each.length or 1 for each in of)
 
 
+def count_along(dim: int | None, each: int, shape: Sequence[int]) -> int | None:
+    """How many numbers there are of a tensor, if there are so many for each index of the dimension that is kept.
+
+    None: the size of the dimension is known only when a graph runs, or the tensor does not have the dimension.
+    """
+    if dim is None:
+        return each
+    if not -len(shape) <= dim < len(shape):
+        return None
+    return shape[dim] * each if isinstance(shape[dim], int) else None
+
+
 def require_dim(dim: int, shape: Sequence[int], of: Sequence[Statistic]) -> None:
     """ValueError if a tensor of this shape has no dimension `dim`, or too many places in it for a record."""
     if not -len(shape) <= dim < len(shape):
@@ -447,8 +459,8 @@ DEFINITIONS: Mapping[str, Callable[[Rows], Any]] = {
     "abs_mean": lambda rows: rows.places.abs().mean(rows.dims),
     "abs_max": lambda rows: rows["max"].maximum(-rows["min"]),
     "sum": _sum,
-    "others": lambda rows: _count(rows, rows.places),
-    "zeros": lambda rows: (rows.n - rows["others"]) / rows.n,
+    "nonzeros": lambda rows: _count(rows, rows.places),
+    "zeros": lambda rows: (rows.n - rows["nonzeros"]) / rows.n,
     "nans": lambda rows: _count(rows, rows.places.isnan()),
     "infs": lambda rows: _count(rows, rows.places.isinf()),
     "entropy": _entropy_of_scores,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +21,7 @@ from hookrun.engine.actions.statistics import (
     Options,
     Rows,
     columns_of,
+    count_along,
     count_of,
     numbers_in,
     require_dim,
@@ -131,21 +133,28 @@ class Stats(Action):
         wanted = statistics(self.of)
         read = partial(_records_of, wanted, self.dim)
         measure = partial(_columns, wanted, self.dim)
+        halves = Halves(measure, read, count=partial(_count_of, wanted, self.dim))
         if self.dim is not None:
-            return Halves(measure, read)
-        count = _may_be_integers(wanted) + count_of(wanted)
-        finish = partial(_finished, wanted)
-        return Halves(measure, read, count=count, needs=needs_of(wanted), finish=finish)
+            return halves
+        return replace(halves, needs=needs_of(wanted), finish=partial(_finished, wanted))
 
 
 def _may_be_integers(wanted: Sequence[Wanted]) -> bool:
     return INTEGER.issuperset(each.key for each in wanted)
 
 
+def _count_of(wanted: Sequence[Wanted], dim: int | None, shape: Sequence[int]) -> int | None:
+    """How many numbers `_columns` are of a tensor of this shape."""
+    count = count_along(dim, count_of(wanted), shape)
+    return None if count is None else _may_be_integers(wanted) + count
+
+
 def _columns(wanted: Sequence[Wanted], dim: int | None, x: Tensor) -> list[Tensor]:
     """What `_records_of` reads, as tensors [n] float64."""
     import torch
 
+    if dim is not None:
+        require_dim(dim, x.shape, wanted)
     columns: list[Tensor] = []
     if _may_be_integers(wanted):
         columns.append(torch.full([1], is_integer(x) and x.numel() > 0, dtype=torch.float64, device=x.device))

@@ -103,7 +103,7 @@ class ObservingBackend:
     def _measuring(self, waiting: Sequence[Node]) -> _Measuring | None:
         """How the numbers of firings become an output of the graph.
 
-        None: they cannot, because how many there are depends on a shape, or there are none.
+        None: they cannot, because only the graph knows how many there are, or there are none.
         """
         measuring = _Measuring(self._observers.key)
         for node in waiting:

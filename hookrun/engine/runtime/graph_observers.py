@@ -558,11 +558,11 @@ class Observer:
         return self._schedule.holds() and self._holds_in[training]
 
     def count_of(self, x: Tensor) -> int | None:
-        """How many numbers there are of a tensor; None: that depends on its shape."""
+        """How many numbers there are of a tensor; None: only the graph knows."""
         if self._halves is None or self.site.part is not None:
             return None
         is_empty = isinstance(x.numel(), int) and not x.numel()
-        return None if is_empty else self._halves.count
+        return None if is_empty else self._halves.count(x.shape)
 
     def fires(self, firing: _Firing) -> bool:
         """Count a firing, if the schedule holds; whether there is something to report."""
