@@ -21,6 +21,7 @@ LEAST_ELEMENTS = 2048
 """Smaller tensors are measured as a whole."""
 
 MOST_LANES = 4096
+"""A tensor with more of them is measured as a whole: its second step would take too long."""
 
 WIDTH = 16
 """Lanes that lie side by side in memory: a vector of the processor."""

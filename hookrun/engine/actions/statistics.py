@@ -327,11 +327,11 @@ def _sum(rows: Rows) -> Tensor:
 
 def _extremes(rows: Rows) -> tuple[Tensor, Tensor]:
     """The smallest and the largest elements; `aminmax` of one dimension takes 20 times as long as of the whole."""
-    import torch
-
     if rows.flat.dim() == 1:
         least, largest = rows.flat.aminmax()
         return least, largest
+    import torch
+
     if torch.compiler.is_compiling() and rows.places.is_floating_point() and not isinstance(rows.dims, int):
         return extremes_in_graph(rows.places, rows.dims)
     return rows.places.amin(rows.dims), rows.places.amax(rows.dims)
@@ -429,8 +429,10 @@ def _entropy(rows: Rows, shares: Tensor) -> Tensor:
 
 
 def _constant(rows: Rows, number: int) -> Tensor:
-    """The same number for each row."""
-    return rows.flat.new_full(rows.flat.shape[:-1], number)
+    """The same number for each row, exact up to 2**53."""
+    import torch
+
+    return rows.flat.new_full(rows.flat.shape[:-1], number, dtype=torch.float64)
 
 
 def _entropy_of_scores(rows: Rows) -> Tensor:

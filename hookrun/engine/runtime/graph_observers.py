@@ -347,7 +347,8 @@ class GraphObservers:
 
         def receive(numbers: Tensor) -> None:
             if not self.is_cleared:
-                self._report(given, numbers)
+                # of a CUDA graph, which torch's settings may choose, the next call would write them again
+                self._report(given, numbers if numbers.is_cpu else numbers.clone())
 
         return receive
 
@@ -527,6 +528,13 @@ class Observer:
             return None
         return lanes_of(x, self._halves.needs)
 
+    def count_of(self, x: Tensor) -> int | None:
+        """How many numbers there are of a tensor; None: only the graph knows."""
+        if self._halves is None or self.site.part is not None:
+            return None
+        is_empty = isinstance(x.numel(), int) and not x.numel()
+        return None if is_empty else self._halves.count(x.shape)
+
     def in_lanes(self, x: Tensor, lanes: Lanes) -> LaneNumbers:
         """Statistics of the lanes of a tensor."""
         assert self._halves is not None
@@ -556,13 +564,6 @@ class Observer:
     def is_due(self, training: bool) -> bool:
         """Whether its schedule holds now."""
         return self._schedule.holds() and self._holds_in[training]
-
-    def count_of(self, x: Tensor) -> int | None:
-        """How many numbers there are of a tensor; None: only the graph knows."""
-        if self._halves is None or self.site.part is not None:
-            return None
-        is_empty = isinstance(x.numel(), int) and not x.numel()
-        return None if is_empty else self._halves.count(x.shape)
 
     def fires(self, firing: _Firing) -> bool:
         """Count a firing, if the schedule holds; whether there is something to report."""

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 _CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
 """The modes of torch.compile that record CUDA graphs."""
 
+_CUDA_GRAPHS_BACKEND = "cudagraphs"
 _CUDA_GRAPHS_OPTION = "triton.cudagraphs"
 """The option of torch.compile that records CUDA graphs."""
 
@@ -366,6 +367,9 @@ class Installation(Shown):
             if mode in _CUDA_GRAPHS:
                 hint = "use mode='max-autotune-no-cudagraphs', or leave `mode` out"
                 problems.append(Problem("mode", f"{mode} {what}", hint))
+            if options.get("backend") == _CUDA_GRAPHS_BACKEND:
+                hint = "use backend='inductor', or leave `backend` out"
+                problems.append(Problem("backend", f"{_CUDA_GRAPHS_BACKEND} {what}", hint))
             if (options.get("options") or {}).get(_CUDA_GRAPHS_OPTION):
                 problems.append(Problem("options", f"{_CUDA_GRAPHS_OPTION} {what}", "leave it out"))
         refuse(problems, CompileError)

@@ -49,7 +49,7 @@ class Sink:
         """
 
     def emit_together(self, numbers: Tensor, policy: str, judge: Callable[[Mapping[str, Any]], Any]) -> None:
-        """Take the numbers of several firings, of which `judge` makes records when they are read.
+        """Take the numbers of several firings, of which `judge` makes records when they are read; not while `muted`.
 
         policy: `error` if one of them is of a check with this policy
         """

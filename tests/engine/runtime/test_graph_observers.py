@@ -170,6 +170,17 @@ def test_statistics_of_large_tensors_are_those_of_eager() -> None:
     assert found[1] == expected[1]
 
 
+def test_the_size_of_a_large_tensor_is_exact() -> None:
+    count = 2**24 + 1  # float32 has no such number
+
+    def loop(model: nn.Module, call: Callable[..., Any]) -> None:
+        call(torch.zeros(1).expand(count))
+
+    hooks_of = {"sizes": {"select": "0", "hook": "forward", "action": "stats", "of": ["numel", "bytes"]}}
+    (found,), _ = run(hooks_of, "aot_eager", model=nn.Sequential(nn.Identity()), loop=loop)
+    assert (found["numel"], found["bytes"]) == (count, 4 * count)
+
+
 @pytest.mark.parametrize(("backend", "checkpointed"), [("aot_eager", True), ("eager", False)])
 def test_gradients_are_those_of_eager(backend: str, checkpointed: bool) -> None:
     hooks_of = {
@@ -463,8 +474,9 @@ def test_outputs_are_those_of_the_compiled_model() -> None:
     [
         ({"mode": "reduce-overhead"}, "reduce-overhead"),
         ({"options": {"triton.cudagraphs": True}}, "cudagraphs"),
+        ({"backend": "cudagraphs"}, "cudagraphs"),
     ],
-    ids=["mode", "option"],
+    ids=["mode", "option", "backend"],
 )
 def test_cuda_graphs_are_refused_by_name(options: dict[str, Any], named: str) -> None:
     with (
